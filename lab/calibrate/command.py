@@ -20,7 +20,7 @@ from lab.calibrate.options import CalibrateOptions
 from lab.live.loops import EACH
 from lab.past.fit import fitted
 from lab.past.served import ServedPart
-from lab.report.terminal import report, text_table
+from lab.report.terminal import report, text_table, write_file
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
 from lab.simulation.simulate import Replayed, replay
@@ -30,13 +30,6 @@ _MOST_BYTES = 256 << 20
 _FEWEST_STEPS = 4
 _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
-
-
-_HEAD = """\
-# Made by `gateway calibrate` of {files}.
-# {errors}
-# Correct what you know better: limits of the scheduler, names, acceptance of methods that were not measured.
-"""
 
 
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
@@ -93,6 +86,13 @@ def played(loop: ServedPart, calibration: str) -> Replayed:
     return replay([replica], requests, None, lookahead_s=_TURNAROUND_S)
 
 
+_HEAD = """\
+# Made by `gateway calibrate` of {files}.
+# {errors}
+# Correct what you know better: limits of the scheduler, names, acceptance of methods that were not measured.
+"""
+
+
 def run_calibrate(options: CalibrateOptions) -> int:
     """Make a calibration with the options of the command line."""
     loops = [loop for given in options.measured for loop in read_loops(*_file(given))]
@@ -100,14 +100,17 @@ def run_calibrate(options: CalibrateOptions) -> int:
         raise UsageError("no closed loop of a known method: replay with --concurrency, and --live METHOD=URL")
     try:
         like = load_calibration(options.like)
-        like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})
+        longest = max(int((loop.prompt_tokens + loop.output_tokens).max()) for loop in loops)
+        limits = {"max_model_len": max(longest, like.scheduler.max_model_len)}  # also of what is held out
+        own = {"hardware": options.hardware, "target": options.target or like.target}
+        like = like.model_copy(update=own | {"scheduler": like.scheduler.model_copy(update=limits)})
         errors, measured, tables = _held_out(loops, like)
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error
     document["measured"] = {"engine": "`gateway calibrate`", "is_own": True, **measured}
     text = yaml.safe_dump(document, sort_keys=False, width=120)
-    options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
+    write_file(options.out, (_HEAD.format(files=", ".join(options.measured), errors=errors) + text).encode())
     report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables])
     return 0
 
@@ -132,6 +135,9 @@ def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, dict
         half.write_text(yaml.safe_dump(fitted([loop for loop in loops if loop.concurrency in levels[::2]], like)))
         for loop in (loop for loop in loops if loop.concurrency in levels[1::2]):
             ours = played(loop, str(half))
+            if ours.errors:
+                which = f"{ours.errors} requests of {loop.method} at {loop.concurrency} at once"
+                raise ValueError(f"{which} do not fit into its memory: name one of as large a machine with --like")
             pairs = [(np.median(getattr(loop, name)), np.median(getattr(ours, name))) for name in ("tpot_s", "ttft_s")]
             errors.append([simulated / real - 1.0 for real, simulated in pairs])
             figures = zip(pairs, errors[-1], strict=True)

@@ -26,7 +26,7 @@ from lab.plan.result import PlanObjective
 from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
 from lab.replay.command import served_model
-from lab.report.terminal import write_json
+from lab.report.terminal import write_file, write_json
 from lab.simulation.table import RequestTable, request_table
 
 _NOTHING_FITS = 1
@@ -71,9 +71,9 @@ def run_plan(options: PlanOptions) -> int:
     if planned.plan is None:
         return _NOTHING_FITS
     if options.out is not None:
-        options.out.write_text(pool_file(planned, head), encoding="utf-8")
+        write_file(options.out, pool_file(planned, head).encode())
     if options.helm_values is not None:
-        options.helm_values.write_text(helm_values(planned, head), encoding="utf-8")
+        write_file(options.helm_values, helm_values(planned, head).encode())
     return 0
 
 

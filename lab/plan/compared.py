@@ -131,7 +131,7 @@ def _alike(plan: Plan, method: Method) -> JudgedMix | None:
 
 
 def _has_only(mix: Mix, plan: Plan, method: Method) -> bool:
-    return all(plan.kinds[kind].method is method for kind in mix)
+    return len(mix) == len(plan.chosen) and all(plan.kinds[kind].method is method for kind in mix)
 
 
 def _less(ratio: float) -> str:

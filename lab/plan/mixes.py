@@ -85,8 +85,8 @@ class ReplicaKind:
 
 def gpus_of(calibration: Calibration) -> int:
     """Return the number of GPUs of a replica, over which target and draft are split."""
-    count = re.match(r"\d+", calibration.hardware)
-    return int(count[0]) if count else 1
+    count = re.match(r"(\d+) ?x", calibration.hardware)  # not the 4090 of a name
+    return int(count[1]) if count else 1
 
 
 def kinds(

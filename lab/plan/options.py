@@ -46,7 +46,7 @@ class PlanOptions(PacedOptions):
     ] = None
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests to play, in windows spread evenly over the trace.  [default: about 9,500]"),
+        typer.Option(min=14, help="Requests to play, in windows spread evenly over the trace.  [default: about 9,500]"),
     ] = None
     budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None

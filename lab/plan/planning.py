@@ -26,10 +26,6 @@ Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window."""
 
 
-Replica = tuple[Method, Mapping[str, Any], int | None]
-"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
-
-
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
     """Play mixes on the windows to judge on."""
     before = tuple(sorted((*split.learning, *split.searched)))
@@ -38,12 +34,14 @@ def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
 
 
 def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
-    """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
+    """Return the mix to run: the best of the search, or the best alike where none of several is shown to be better."""
     best = found.finalists[0]
-    if len(set(best)) == 1 or found.alike not in played:
+    alikes = [mix for mix in played if len(set(mix)) == 1 and len(mix) == len(best)]
+    if len(set(best)) == 1 or not alikes:
         return best
-    loss = loss_of(played[best], played[found.alike], objective)
-    return best if loss is None or loss.low > 0 else found.alike
+    alike = min(alikes, key=lambda mix: objective.cost(played[mix]))
+    loss = loss_of(played[best], played[alike], objective)
+    return best if loss is None or loss.low > 0 else alike
 
 
 def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
@@ -86,6 +84,10 @@ def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanO
     return ratio.saved() if objective.slo else ratio.less_one()
 
 
+Replica = tuple[Method, Mapping[str, Any], int | None]
+"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, and how its replicas are served."""
@@ -96,6 +98,7 @@ class Planned:
     kinds: tuple[ReplicaKind, ...]  # all kinds, also those that do not fit; mixes are indices of these
     model: str  # name for clients
     policy: Mapping[str, Any]  # content of `policy:` in a pool file
+    left_out: tuple[Method, ...] = ()  # methods without a published acceptance or draft for the target
 
     @property
     def replicas(self) -> tuple[ReplicaKind, ...]:
@@ -127,7 +130,10 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
     if not known:
         names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    known = with_schedules(known, calibration, requests)
+    left_out = tuple(dict.fromkeys(each for each, _ in options.methods if each not in {one.method for one in known}))
+    split = Split.of(len(windows))
+    seen = [request for number in (*split.learning, *split.searched) for request in windows[number]]
+    known = with_schedules(known, calibration, seen)
     present = _present(options, known)
     known = [with_refusals(kind, requests) for kind in known]
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
@@ -135,22 +141,25 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
         with all_cores(runner, options.jobs, "simulating") as run_all:
-            plan = _plan(runner, usable, run_all, present, options)
+            plan = _plan(runner, usable, run_all, present, options, split)
         room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
         max_model_len = room if room < calibration.scheduler.max_model_len else None
     settings = policy.settings.model_dump(mode="json", exclude_unset=True)
     named = {"name": policy.name, **settings}
-    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named)
+    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named, left_out)
 
 
-def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options) -> Plan:
-    split, objective = Split.of(len(runner.windows)), options.objective
+def _plan(
+    runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options, split: Split
+) -> Plan:
+    objective = options.objective
     found = find_mixes(
         runner.kinds, usable, options.replicas, split, run_all, objective, present=present, budget=options.budget
     )
     played = play(found.finalists, split, run_all)
     chosen = choose(found, played, objective)
-    ranked = sorted(found.finalists, key=lambda mix: objective.cost(played[mix]))
+    rivals = [mix for mix in found.finalists if len(mix) == options.replicas]  # the present mix may have more
+    ranked = sorted(rivals, key=lambda mix: objective.cost(played[mix]))
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
     results = tuple(judged(chosen, played, objective))

@@ -69,11 +69,12 @@ class Plan:
 
     def label(self, mix: Mix) -> str:
         """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""
+        count = len(self.present or ())
         named = (
             ("the plan", self.chosen),
             ("best of one kind", self.alike),
             ("best of several methods", self.mixed),
-            ("present", self.present),
+            ("present" if count == len(self.chosen) else f"present, with {count} replicas", self.present),
         )
         return ", ".join(word for word, one in named if one == mix)
 

@@ -52,7 +52,6 @@ class Found:
     """The mixes to judge: the best of the search first."""
 
     finalists: tuple[Mix, ...]
-    alike: Mix  # the best with all replicas alike
     tried: int
 
 
@@ -97,7 +96,7 @@ def find_mixes(
     members = {index for mix in (ranked[0], mixed or ()) for index in mix}
     compared = [*ranked[:_FINALISTS], *of_method.values(), *((index,) * replicas for index in sorted(members))]
     compared += [mix for mix in (mixed, present) if mix is not None]
-    return Found(tuple(dict.fromkeys(compared)), alike[0], len(tried.quick))
+    return Found(tuple(dict.fromkeys(compared)), len(tried.quick))
 
 
 class _Tried:

@@ -27,10 +27,16 @@ LEFT_OUT = (
 
 
 def verdict(plan: Plan, objective: PlanObjective) -> str:
-    """Return whether all replicas alike are best, and what the best mix of the other sort would lose.
+    """Return whether all replicas alike are best, what the best mix of the other sort would lose, and the SLO kept.
 
     A difference is called one only if its interval excludes nought.
     """
+    kept = plan.result(plan.chosen).value
+    said = f" It keeps the SLO of {kept:.1%} of the requests." if objective.slo else ""
+    return _against_the_other_sort(plan, objective) + said
+
+
+def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
     name = title(plan.chosen, plan.kinds)
     is_alike = len(set(plan.chosen)) == 1
     rival = plan.mixed if is_alike else plan.alike
@@ -44,6 +50,9 @@ def verdict(plan: Plan, objective: PlanObjective) -> str:
         return f"{start} {what}, {other}, cannot be compared: it does not serve all requests, or they are too few."
     if loss.low > 0:
         return f"{start} {what}, {other}, {_loses(loss, objective)}."
+    if loss.high < 0:
+        start = f"Run {name}: the search found it best. Yet on the windows that it has not seen {other} is better"
+        return f"{start}, by {shown(loss)}: play more of the trace (--limit)."
     start = f"Run {name}: no mix of methods is shown to be better than all replicas alike."
     return f"{start} {what}, {other}, differs by {shown(loss)}, which may be chance."
 
@@ -79,7 +88,7 @@ def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastRep
     parts += [sampled, "", f"{known.target} on {machine_of(known)}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
-        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)])]
+        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [not_tried(planned), to_change(plan)])]
     parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
     if plan is not None:
         if planned.max_model_len:
@@ -96,6 +105,12 @@ def said(planned: Planned, objective: PlanObjective, past: PastReplay | None, li
     premises = planned.calibration.premises(kind.method for kind in planned.kinds)
     compared = filter(None, [one.beside(planned.plan) for one in live])
     return " ".join([found if past is None else past.beside(found), *compared, *premises])
+
+
+def not_tried(planned: Planned) -> str | None:
+    """Return the methods that were not tried, and why."""
+    names = ", ".join(planned.left_out)
+    return names and f"Not tried: {names}. No acceptance and draft are published for {planned.calibration.target}."
 
 
 def _mixes(plan: Plan, objective: PlanObjective) -> Table:
@@ -129,6 +144,7 @@ def document(planned: Planned, objective: PlanObjective, past: PastReplay | None
         "chosen": title(plan.chosen, known),
         "verdict": head,
         "to_change": to_change(plan),
+        "not_tried": planned.left_out,
         "intervals": LEFT_OUT,
         "tried": plan.tried,
         "mixes": [asdict(one) | {"mix": title(one.mix, known), "is": plan.label(one.mix)} for one in plan.judged],

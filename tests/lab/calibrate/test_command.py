@@ -110,6 +110,20 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_held_out_may_have_longer_prompts_but_must_fit(tmp_path: Path) -> None:
+    loops = [loop(Method.BASELINE, concurrency) for concurrency in (1, 4)]
+    measured, out = tmp_path / "loops.json", tmp_path / "mine.yaml"
+    given = (measured, "--out", out, "--hardware", "1x mine")
+    for tokens, status, said in ((150_000.0, 0, "the TPOT at 4 is off by"), (1e6, 2, "do not fit into its memory")):
+        loops[1] = replace(loops[1], prompt_tokens=np.full(len(loops[1].steps), tokens))
+        measured.write_text(json.dumps(document(loops)).replace(f'"kv_tokens": {KV_TOKENS}', '"kv_tokens": 0'))
+        found, printed, error = run(*given)
+        assert found == status
+        assert said in printed + error
+        assert "nan" not in printed
+
+
+@pytest.mark.slow
 def test_each_position_is_that_of_the_loops_that_draft_it() -> None:
     longer = replace(loop(Method.EAGLE3, 1), by_position=tuple(BY_POSITION), kind=Kind.CODE, temperature=0.0)
     shorter = replace(longer, config=config(1), by_position=(0.5,))

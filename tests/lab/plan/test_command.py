@@ -150,6 +150,20 @@ def test_what_a_shortened_context_refuses_is_said_and_not_planned(trace: Path, t
     assert "1x draft_model k=3" in next(one["mix"] for one in plan["mixes"] if "present" in one["is"])
 
 
+def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_said(trace: Path, tmp_path: Path) -> None:
+    pool, figures = tmp_path / "pool.yaml", tmp_path / "plan.json"
+    pool.write_text(POOL)
+    given = (trace, "--replicas", 1, "--config", pool, "--method", "baseline", "--method", "mtp=1", "--jobs", 1)
+    code, printed, _ = run(*given, "--limit", 140, "--json", figures)
+    assert code == 0
+    plan = orjson.loads(figures.read_bytes())
+    labels = {one["mix"]: one["is"] for one in plan["mixes"]}
+    assert labels["1x baseline, 1x ngram k=4"] == "present, with 2 replicas"
+    assert "No mix of several methods was tried." in plan["verdict"]
+    assert plan["not_tried"] == ["mtp"]
+    assert "Not tried: mtp. No acceptance and draft are published for meta-llama/Llama-3.1-8B-Instruct." in printed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

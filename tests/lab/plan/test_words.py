@@ -36,6 +36,7 @@ def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Pla
         (ALIKE, Interval(0.1, 0.08, 0.12), "takes 10.0% (8.0% to 12.0%) longer."),
         (ALIKE, Interval(0.1, -0.08, 0.28), "no mix of methods is shown to be better than all replicas alike"),
         (ALIKE, Interval(0.1, -0.08, 0.28), "which may be chance"),
+        (ALIKE, Interval(-0.1, -0.12, -0.08), "has not seen 1x suffix, 1x eagle3 k=3 is better, by -10.0% (-12.0% to"),
         (ALIKE, None, "cannot be compared"),
     ],
 )
@@ -43,6 +44,8 @@ def test_a_difference_is_called_one_if_its_interval_excludes_nought(
     chosen: Mix, loss: Interval | None, said: str
 ) -> None:
     assert said in verdict(_plan(chosen, loss), PlanObjective())
+    of_slo = verdict(_plan(chosen, loss), PlanObjective({"ttft": 1.0}))
+    assert of_slo.endswith(" It keeps the SLO of 100.0% of the requests.")
 
 
 @pytest.mark.parametrize(
