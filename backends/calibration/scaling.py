@@ -12,6 +12,9 @@ from backends.speculation import MODELLESS, Method
 _LARGE_GIB = 70
 """From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
 
+_OTHER_PRECISION = " (another precision: off by 45.7% in the median, up to 130%)"
+"""TPOT of other versions of the engine, as `python -m benchmarks.calibration scaled TABLE` prints it."""
+
 _GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
 _SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
 
@@ -51,7 +54,10 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
             "hardware": f"{number}x {target.name}",
             "precision": wanted,
             "measured": calibration.measured
-            and Measured(engine=calibration.measured.engine, scaled_from=f"{source.name} in {calibration.precision}"),
+            and Measured(
+                engine=calibration.measured.engine,
+                scaled_from=f"{source.name} in {calibration.precision}" + _OTHER_PRECISION * (smaller != 1.0),
+            ),
             "step": step.model_copy(
                 update={
                     "base_s": step.base_s - read_s + read_s * bandwidth * smaller,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import typer
+
 from gateway.cli.extras import require
 from lab.options.command import command
-from lab.tune.options import TuneOptions
+from lab.tune.options import Goal, TuneOptions
 
 
 @command
@@ -18,6 +20,9 @@ def tune(options: TuneOptions) -> int:
     gateway tune trace.jsonl.zst --config pool.yaml --out k.yaml --schedule
     """
     if options.schedule:
+        rules_alone = (("objective", Goal.MEAN), ("slo", None), ("trials", 100), ("part", 0.6), ("replications", None))
+        for name in (name for name, usual in rules_alone if getattr(options, name) != usual):
+            raise typer.BadParameter("is for rules; omit it with --schedule", param_hint=f"--{name}")
         require("simulator", "numba")
         from lab.tune.schedule import run_schedule
 

@@ -37,7 +37,9 @@ def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) ->
     first, last = arrived_at[0], arrived_at[-1]
     if np.isnan(first) or np.isnan(last) or (last <= first and count > 1):
         if rate is None:
-            raise UsageError("the trace has no arrival times; give --rate")
+            missing = int(np.isnan(arrived_at).sum())
+            some = f"{missing:,} of {count:,} requests have no arrival time"
+            raise UsageError(f"{some if 0 < missing < count else 'the trace has no arrival times'}; give --rate")
         rng = Random(seed)
         return np.cumsum([rng.expovariate(rate) for _ in range(count)])
     if rate is not None and last > first:

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from backends.validation import UsageError
 from lab.report.page import page, table
 
 
@@ -46,13 +47,21 @@ def report(
     if path is not None:
         head, *others = parts
         body = ["<section>", *_html([*before, *others]), "</section>", draw()]
-        path.write_text(page(title, title, [str(head)], body), "utf-8")
+        write_file(path, page(title, title, [str(head)], body).encode())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of results; raise `UsageError` if it cannot be written."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot write the file: {error.strerror}") from None
 
 
 def write_json(path: Path | None, document: Any) -> None:
     """Write all figures to the file that `--json` names, if it does."""
     if path is not None:
-        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        write_file(path, orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _html(parts: Sequence[str | Table]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from lab.simulation.replica_spec import ReplicaSpec
-from lab.simulation.request import ReplayRequest
+from lab.simulation.request import LONGEST, ReplayRequest
 from policies.learned.depth import between, depth_of
 from policies.learned.prior import expected_step
 from policies.learned.shadow_drafting import steps_of
@@ -40,6 +40,8 @@ class Oracle:
 
     def choose(self, request: ReplayRequest) -> int:
         """Return the index of the replica with the least total delay."""
+        if request.output_tokens > LONGEST:
+            return 0  # which refuses it, as all do
         steps, features = self._steps, request.features
         if features.baseline_only:
             steps[:] = self._only_baselines

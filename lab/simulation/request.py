@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from operator import attrgetter
 
 import numpy as np
@@ -20,6 +21,8 @@ _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
 ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+LONGEST, _MOST_TOKENS = 1 << 24, 1 << 60
+"""Tokens beyond any engine's context, of which no script is made, and the most that are told apart."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class ReplayRequest:
         """Return the steps on a replica; None if neither trace nor text determines them, so they must be drawn."""
         if not (self.acceptance or self.text or self._scripts) and method is not Method.BASELINE:
             return None  # as for all requests of most traces
+        if self.output_tokens > LONGEST:
+            return None
         key = (method.value, k, _drafting_options(method, config))
         if key not in self._scripts:
             steps = self._steps(method, k, config)
@@ -55,7 +60,7 @@ class ReplayRequest:
     def warm_script(self, cache: SuffixCache, learn: bool = False) -> Script | None:
         """Return the steps on a suffix replica that has a tree of earlier answers; None if the text is not known."""
         text = self.text
-        if text is None or not text.exact or Method.SUFFIX.value in self.acceptance:
+        if text is None or not text.exact or Method.SUFFIX.value in self.acceptance or self.output_tokens > LONGEST:
             return None
         steps = _padded(cache.replay(text.prompt, text.output[: self.output_tokens], learn), self.output_tokens)
         return Script(self.prompt_tokens, self.output_tokens, *steps, self.prefix_blocks)
@@ -106,7 +111,7 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
     return ReplayRequest(
         arrived_s,
         features,
-        max(1, record.prompt_tokens),
+        max(1, features.prompt_tokens),
         _expected_tokens(record),
         record.acceptance,
         record.text,
@@ -119,7 +124,7 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
 def _expected_tokens(record: TraceRecord) -> int:
     """Return the tokens of an answer, at least 1; of one that is not known the usual number, if so many are allowed."""
     if record.output_tokens is not None:
-        return max(1, record.output_tokens)
+        return min(max(1, record.output_tokens), _MOST_TOKENS)
     return max(1, min(TYPICAL_TOKENS, TYPICAL_TOKENS if record.max_tokens is None else record.max_tokens))
 
 
@@ -139,8 +144,9 @@ def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
     (28, 29)
     """
     per_block = max(1, record.block_tokens // BLOCK_TOKENS)
-    blocks = [block * per_block + offset for block in record.prefix_blocks for offset in range(per_block)]
-    return tuple([block & LARGEST_BLOCK for block in blocks[: record.prompt_tokens // BLOCK_TOKENS]])
+    filled = min(record.prompt_tokens, LONGEST) // BLOCK_TOKENS
+    blocks = (block * per_block + offset for block in record.prefix_blocks for offset in range(per_block))
+    return tuple([block & LARGEST_BLOCK for block in islice(blocks, filled)])
 
 
 def features_of(record: TraceRecord, default_temperature: float = 1.0) -> RequestFeatures:
@@ -160,7 +166,7 @@ def features_of(record: TraceRecord, default_temperature: float = 1.0) -> Reques
         1.0 if record.top_p is None else record.top_p,
         record.overlap or 0.0,
         record.code_share or 0.0,
-        record.prompt_tokens,
+        min(record.prompt_tokens, _MOST_TOKENS),
         record.max_tokens,
         record.template,
         1 if record.turns is None else record.turns,

@@ -137,6 +137,13 @@ class RequestTable(Sequence[ReplayRequest]):
         begun_at = np.full(len(first), np.inf)
         np.minimum.at(begun_at, session, arrived_at)
         if rate is None:
+            missing = int(np.isnan(rows["arrived_at"][first]).sum())
+            if missing:
+                raise ValueError(
+                    f"{missing:,} of {len(first):,} sessions have no time at which they begin; give --rate"
+                )
+            if len(first) > 1 and begun_at.max() <= begun_at.min():
+                raise ValueError(f"all {len(first):,} sessions begin at the same time; give --rate")
             begins_s = (begun_at - begun_at.min()) / speed
         else:
             rng = np.random.default_rng(seed)

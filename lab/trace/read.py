@@ -152,6 +152,8 @@ def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
             if not in_folder:
                 raise TraceError(f"{entry}: holds no trace: no file that ends in {', '.join(_SUFFIXES)}, .gz or .zst")
             files += in_folder
+        elif entry.exists() and not entry.is_file():
+            raise TraceError(f"{entry}: is a pipe or a device, but a trace is read more than once: give a file")
         else:
             files.append(entry)
     return files

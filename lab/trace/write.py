@@ -36,6 +36,8 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
                     written += 1
         if target != path:
             target.replace(path)
+    except BrokenPipeError:  # who read it has enough
+        raise
     except OSError as error:
         raise TraceError(f"{path}: cannot write the file: {error.strerror or error}") from None
     finally:

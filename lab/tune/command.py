@@ -19,7 +19,7 @@ from lab.past.pool import simulated_pool
 from lab.replay.command import requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.play import MIN_PARALLEL_REQUESTS
-from lab.report.terminal import report, write_json
+from lab.report.terminal import report, write_file, write_json
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import Replayed, replay, slo_kept
@@ -66,6 +66,7 @@ def run_tune(options: TuneOptions) -> int:
         model, served = served_model(options.config, options.model)
         given = served.policy.settings
         present = given if isinstance(given, ThresholdSettings) else ThresholdSettings()
+        name = "present" if present is given else "default"
         names = list(served.backends)
         with requests_of(options, served, options.seed, options.rate, options.speed) as requests:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, options.seed)
@@ -85,7 +86,7 @@ def run_tune(options: TuneOptions) -> int:
                 tuned = search(score_all, present, options.trials, options.seed)
                 compared = {
                     "tuned": _Task("thresholds", tuned, 0),
-                    "present": _Task("thresholds", present, 0),
+                    name: _Task("thresholds", present, 0),
                     "least_loaded": _Task("least_loaded", LoadSettings(), 0),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
@@ -94,14 +95,15 @@ def run_tune(options: TuneOptions) -> int:
                 again = [_Task("thresholds", one, 1 + n) for n in range(count) for one in (tuned, present)]
                 others = [score(goal, slo, one) for one in play_all(again)]
         scores = {name: score(goal, slo, one) for name, one in played.items()}
-        better = scores["tuned"] < scores["present"]
+        better = scores["tuned"] < scores[name]
         found = _found(goal, scores, list(zip(others[::2], others[1::2], strict=True)))
         found[0] = past.beside(found[0])
+        if name != "present":
+            found.append(f"The pool's policy, {served.policy.name}, is not compared: `gateway replay --policy` does.")
         left = len(requests) - cut
         searched = f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {left:,}."
-        options.out.write_text(
-            _rules_file(tuned if better else present, [searched, *found, str(past.pool)]), encoding="utf-8"
-        )
+        rules = _rules_file(tuned if better else present, [searched, *found, str(past.pool)])
+        write_file(options.out, rules.encode())
         figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
         document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
         write_json(options.json_file, document | {"past": past.document()})
@@ -132,10 +134,10 @@ def score(goal: Goal, slo: Mapping[str, float], played: Sequence[Replayed], unse
 
 def _found(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
     """Return lines that describe the result, for the terminal and the file."""
-    tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
-    lines = [f"Held out, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
+    (_, tuned), (name, present), (_, load) = scores.items()
+    lines = [f"Held out, {_WHAT[goal]}: tuned {tuned:.4g}, {name} {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
-        return [*lines, "No gain: these are the present rules, unchanged."]
+        return [*lines, f"No gain: these are the {name} rules, unchanged."]
     if len(replayed) < 2:
         lines.append(f"That is {tuned / present - 1:+.1%}; --replications 6 says whether it may be chance.")
     elif min(tuned, *(score for pair in replayed for score in pair)) > 0:

@@ -24,7 +24,7 @@ from lab.parallel import all_cores
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
 from lab.replay.command import requests_of, served_model
-from lab.report.terminal import report, text_table, write_json
+from lab.report.terminal import report, text_table, write_file, write_json
 from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
@@ -83,6 +83,8 @@ def run_schedule(options: TuneOptions) -> int:
             past = past_of(simulated_pool(served, table, options.calibration), table, options.seed)
             replicas = past.pool.replicas
             requests = list(table[:_MOST_REQUESTS])
+            some = f"The first {len(requests):,} of {len(table):,} requests, each way once: "
+            some += "what differs little may be chance."
         heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
         if not heads:
             raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
@@ -99,16 +101,15 @@ def run_schedule(options: TuneOptions) -> int:
                 chosen = found[_chosen(found, played)]
                 written[spec.name] = settings_of(chosen)
                 figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
-        options.out.write_text(
-            "# Made by `gateway tune --schedule` on a simulated replica.\n"
-            + yaml.safe_dump({"backends": written}, sort_keys=False, default_flow_style=None, width=10_000),
-            encoding="utf-8",
-        )
+        parts[0] = past.beside(str(parts[0]))
+        said = [*(each for each in parts if isinstance(each, str) and each), some, str(past.pool)]
+        head = "".join(f"# {line}\n" for line in ("Made by `gateway tune --schedule` on a simulated replica.", *said))
+        text = yaml.safe_dump({"backends": written}, sort_keys=False, default_flow_style=None, width=10_000)
+        write_file(options.out, (head + text).encode())
         write_json(options.json_file, {"model": model, "replicas": figures, "past": past.document()})
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    parts[0] = past.beside(str(parts[0]))
-    report("gateway tune --schedule", parts, before=past.parts())
+    report("gateway tune --schedule", [*parts, some], before=past.parts())
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,22 @@ def test_wrong_input_exits_2_with_a_message_alone(
     assert message in error
 
 
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_file_that_cannot_be_written_exits_2(trace: Path, option: str) -> None:
+    status, _, error = run("replay", trace, *COMMANDS["replay"], option, "/dev/full")
+    assert status == 2
+    assert error.endswith("gateway replay: /dev/full: cannot write the file: No space left on device\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_trace_exits_2(trace: Path, command: str) -> None:
+def test_a_trace_that_is_missing_or_can_be_read_once_exits_2(trace: Path, command: str) -> None:
     status, printed, error = run(command, "none.jsonl", *COMMANDS[command])
     assert (status, printed) == (2, "")
     assert "none.jsonl: No such file" in error
+    os.mkfifo("pipe")
+    status, printed, error = run(command, "pipe", *COMMANDS[command])
+    assert (status, printed) == (2, "")
+    assert "pipe: is a pipe or a device" in error
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ def test_less_bandwidth_never_makes_a_step_shorter_and_fewer_bytes_never_longer(
     assert (bf16.step.base_s > h100.step.base_s) == slower
     assert bf16.method(Method.EAGLE3).drafting.per_pass_s > 0
     assert fp8.step.base_s < bf16.step.base_s
+    assert "another precision: off by 45.7% in the median" in str(fp8.measured)
+    assert "another precision" not in str(bf16.measured)
     assert fp8.kv_tokens(Method.BASELINE) > bf16.kv_tokens(Method.BASELINE)
 
 

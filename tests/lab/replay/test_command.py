@@ -150,6 +150,14 @@ def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path:
     code, printed, error = run(untimed, "--config", pool)
     assert (code, printed) == (2, "")
     assert error == "gateway replay: the trace has no arrival times; give --rate\n"
+    some = tmp_path / "some.jsonl"
+    times = [None if n == 3 else float(n) for n in range(9)]
+    write_trace(some, [TraceRecord(prompt_tokens=9, arrived_at=at_s) for at_s in times])
+    assert "1 of 9 requests have no arrival time; give --rate" in run(some, "--config", pool)[2]
+    for at, said in ((None, "2 of 2 sessions have no time at which they begin"), (5.0, "all 2 sessions begin at the")):
+        turns = [TraceRecord(arrived_at=at, session=one, prompt_tokens=9, think_time_s=1.0) for one in "aabb"]
+        write_trace(some, turns)
+        assert said in run(some, "--config", pool)[2]
     given = (untimed, "--config", pool, "--policy", "least_loaded", "--rate", 5)
     assert figures(tmp_path, *given)["policies"]["least_loaded"]["goodput"] == pytest.approx(5.0, rel=0.2)
     assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # a single request needs no rate

@@ -17,6 +17,7 @@ from backends.speculation import Method
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, features_of, replay_request
 from lab.simulation.simulate import Replayed, replay
+from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
@@ -175,6 +176,12 @@ def test_too_long_requests_are_errors_except_in_the_warm_up() -> None:
             assert {one.sent for one in chosen.known.replicas.values()} == {0}
     after = replay(pool, requests, policy("least_loaded"), warmup=2)
     assert (after.errors, len(after.e2e_s)) == (1, 2)
+    acceptance = {"eagle3": [1, 2], "suffix": 2.0}
+    endless = [record(prompt_tokens=2**64 - 1), record(output_tokens=2**64 - 1, acceptance=acceptance)]
+    endless.append(record(output_tokens=2**40, output_token_ids=[1, 2], prefix_blocks=[1], block_tokens=2**40))
+    with request_table(endless, 0.0) as table:
+        for name in ("least_loaded", None):
+            assert replay(POOL, table, None if name is None else policy(name), remembers=True).errors == 3
     none = replay(pool, requests[1:2], policy("least_loaded"))
     assert (none.errors, len(none.e2e_s), none.duration_s) == (1, 0, 0.0)
 

@@ -104,6 +104,18 @@ def test_without_a_gain_the_present_rules_are_kept(files: tuple[Path, Path], tmp
     }
 
 
+def test_rules_that_the_pool_does_not_have_are_not_called_present(files: tuple[Path, Path], tmp_path: Path) -> None:
+    pool, figures = tmp_path / "pool.yaml", tmp_path / "figures.json"
+    pool.write_text(POOL.replace("name: thresholds", "name: round_robin").replace("      seed: 7\n", ""))
+    pool.write_text("".join(line for line in pool.read_text().splitlines(keepends=True) if "rules:" not in line))
+    given = (files[1], "--config", pool, "--out", tmp_path / "rules.yaml", "--trials", 1, "--json", figures)
+    code, printed, _ = run("tune", *given)
+    assert code == 0
+    assert list(orjson.loads(figures.read_bytes())["held_out"]) == ["tuned", "default", "least_loaded"]
+    assert "The pool's policy, round_robin, is not compared" in printed
+    assert "present" not in printed
+
+
 def test_scores_follow_the_goal_over_all_parts() -> None:
     def played(e2e_s: list[float], errors: int) -> Replayed:
         times, counts = np.array(e2e_s), np.arange(len(e2e_s))

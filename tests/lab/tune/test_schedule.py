@@ -63,6 +63,9 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
     assert mean_s("k as it is", 0.25) < 0.8 * mean_s("no speculation", 0.25)
     assert mean_s("k by batch size", 4.0) < mean_s("k as it is", 4.0)
     assert printed.splitlines()[2].startswith("head (eagle3): Set ")
+    assert printed.rstrip().endswith("The first 400 of 400 requests, each way once: what differs little may be chance.")
+    assert "# head (eagle3): Set " in out.read_text()
+    assert "# Step times of plain, head: llama-3.1-8b-h100." in out.read_text()
     written = yaml.safe_load(out.read_text())["backends"]["head"]
     assert written["method"] == "eagle3"
     assert written["speculative_config"]["num_speculative_tokens"] == 3
@@ -71,6 +74,10 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
 def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL.partition("      head:")[0])
-    code, _, errors = command(trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
+    given = (trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
+    code, _, errors = command(*given)
     assert code == 2
     assert "has no replica that drafts with a model" in errors
+    code, _, errors = command(*given, "--objective", "p99")
+    assert code == 2
+    assert "--objective: is for rules; omit it with --schedule" in errors
