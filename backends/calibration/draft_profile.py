@@ -20,6 +20,10 @@ from backends.speculation import Method
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+_TRAINED_FOR_ONE = frozenset({Method.MTP, Method.EAGLE})
+"""Methods whose one layer, trained to draft one token from the target's state, drafts on from its own."""
+
+
 class LookupShares(BaseModel):
     """Shares of the steps on one kind of text."""
 
@@ -73,10 +77,6 @@ def _extend(shares: tuple[float, ...], k: int) -> tuple[float, ...]:
 def _entries() -> tuple[_Entry, ...]:
     file = resources.files("backends.calibration").joinpath("lookup_shares.yaml")
     return TypeAdapter(tuple[_Entry, ...]).validate_python(yaml.safe_load(file.read_text(encoding="utf-8")))
-
-
-_TRAINED_FOR_ONE = frozenset({Method.MTP, Method.EAGLE})
-"""Methods whose one layer, trained to draft one token from the target's state, drafts on from its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,18 @@ _KILL_GROUP = 'read _; kill -s KILL -- "-$1"'
 """Shell command that kills a process group once nothing holds its input open: the gateway has ended."""
 
 
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+BACKOFF_RESET_S = 60.0  # an engine that was ready for so long starts again with the first backoff
+HEALTH_INTERVAL_S = 0.25
+HEALTH_TIMEOUT_S = 2.0
+UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and has no requests to finish then
+LOG_TAIL_LINES = 15
+LOG_TAIL_BYTES = 8192
+LOG_CHECK_S = 10.0
+LOG_BYTES = 64 << 20  # at which a log is begun anew; the one before is kept beside it
+
+
 class EngineProcess:
     """A running command, the first process of its group."""
 
@@ -99,18 +111,6 @@ def describe_exit(status: int) -> str:
     ('killed by SIGKILL', 'exit status 3')
     """
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
-BACKOFF_RESET_S = 60.0  # an engine that was ready for so long starts again with the first backoff
-HEALTH_INTERVAL_S = 0.25
-HEALTH_TIMEOUT_S = 2.0
-UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and has no requests to finish then
-LOG_TAIL_LINES = 15
-LOG_TAIL_BYTES = 8192
-LOG_CHECK_S = 10.0
-LOG_BYTES = 64 << 20  # at which a log is begun anew; the one before is kept beside it
 
 
 class LaunchError(Exception):

@@ -37,8 +37,7 @@ from gateway.http.server import HttpServer, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.rooms.recorder.recorder import Recorder
 from gateway.rooms.recorder.room import RecorderRoom
-from gateway.rooms.reports.outlet import Outlet
-from gateway.rooms.reports.room import ReportsRoom
+from gateway.rooms.reports.room import Outlet, ReportsRoom
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan

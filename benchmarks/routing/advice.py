@@ -28,7 +28,7 @@ from benchmarks.virtual_time import Arrival, run_fleet
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.rooms.advice.finding import Finding
-from gateway.rooms.advice.gather import add_learned, positions_of
+from gateway.rooms.advice.room import add_learned, positions_of
 from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned

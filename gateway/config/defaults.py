@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gateway.config.settings import AdminSettings, PoolSettings
 
+_FOLDER = "speculation-gateway"
+
 
 def with_admin_key(settings: PoolSettings, environ: Mapping[str, str] = os.environ) -> PoolSettings:
     """Return the settings with `GATEWAY_ADMIN_KEY` as admin key, if they name none and it is not one of `keys`.
@@ -19,9 +21,6 @@ def with_admin_key(settings: PoolSettings, environ: Mapping[str, str] = os.envir
     if settings.admin.sha256 is not None or given is None or given in {key.sha256 for key in settings.keys}:
         return settings
     return settings.model_copy(update={"admin": settings.admin.model_copy(update={"sha256": given})})
-
-
-_FOLDER = "speculation-gateway"
 
 
 def with_state_file(settings: PoolSettings, config_path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettings:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from backends.backend import Backend
 from backends.contradictions import KINDS
 from backends.health import SERVING, State
 from backends.pool import Pool
 from backends.speculation import Method
+from backends.watch import Watch
 from gateway.routing.model import Model
 from gateway.telemetry.registry import Registry
 
@@ -18,69 +20,54 @@ DRAFTER_CAUSES = ("since_restart", "since_wake_up", "since_reload", "unknown")
 """What a replica went through when its drafter fell silent."""
 
 
-class BackendGauges:
-    """What the pool knows of each backend."""
-
-    def __init__(self, registry: Registry) -> None:
-        gauge = registry.gauge
-        self._in_flight = gauge("gateway_in_flight")
-        self._up = gauge("gateway_backend_up")
-        self._state = gauge("gateway_backend_state")
-        self._running = gauge("gateway_backend_running")
-        self._waiting = gauge("gateway_backend_waiting")
-        self._kv_usage = gauge("gateway_backend_kv_usage_ratio")
-        self._contradiction = gauge("gateway_backend_contradiction")
-        self._shares_address = gauge("gateway_backend_shares_address")
-        self._tokens_per_step = gauge("gateway_backend_tokens_per_step")
-        self._acceptance = gauge("gateway_backend_acceptance_ratio")
-        self._shown_over_counted = gauge("gateway_backend_tokens_per_step_shown_ratio")
-
-    def refresh(self, pool: Pool) -> None:
-        """Update the gauges."""
-        now_s = time.monotonic()
-        for backend in pool:
-            labels = (backend.model, backend.name, backend.said.method.value)
-            self._in_flight.labels(*labels).set(backend.in_flight)
-            self._up.labels(*labels).set(backend.health.state in SERVING)
-            for state in State:
-                self._state.labels(*labels, state.value).set(backend.health.state is state)
-            self._shares_address.labels(*labels).set(pool.watch(backend).are_several)
-            found = backend.difference
-            self._shown_over_counted.labels(*labels).set(1.0 if found is None else found.shown / found.counted)
-            of_late = backend.engine.acceptance.at(now_s)
-            rate = None if of_late is None else of_late.rate
-            self._tokens_per_step.labels(*labels).set(math.nan if of_late is None else of_late.tokens_per_step)
-            self._acceptance.labels(*labels).set(math.nan if rate is None else rate)
-            for kind in KINDS:
-                self._contradiction.labels(*labels, kind).set(kind in backend.engine.contradictions)
-            self._running.labels(*labels).set(backend.load.running)
-            self._waiting.labels(*labels).set(backend.load.waiting)
-            self._kv_usage.labels(*labels).set(backend.load.kv_usage)
+_SHOWN: Final[Mapping[str, Callable[[Watch], float]]] = {
+    "gateway_in_flight": lambda watch: watch.backend.in_flight,
+    "gateway_backend_up": lambda watch: watch.backend.health.state in SERVING,
+    "gateway_backend_running": lambda watch: watch.backend.load.running,
+    "gateway_backend_waiting": lambda watch: watch.backend.load.waiting,
+    "gateway_backend_kv_usage_ratio": lambda watch: watch.backend.load.kv_usage,
+    "gateway_backend_shares_address": lambda watch: watch.are_several,
+    "gateway_backend_tokens_per_step": lambda watch: _of_late(watch, "tokens_per_step"),
+    "gateway_backend_acceptance_ratio": lambda watch: _of_late(watch, "rate"),
+    "gateway_backend_tokens_per_step_shown_ratio": lambda watch: (
+        1.0 if (found := watch.backend.difference) is None else found.shown / found.counted
+    ),
+}
 
 
-class PolicyGauges:
-    """What policies have found of backends, and of themselves."""
+def _of_late(watch: Watch, name: str) -> float:
+    """Return what was accepted of late; NaN if it is not known."""
+    value: float | None = getattr(watch.backend.engine.acceptance.at(time.monotonic()), name, None)
+    return math.nan if value is None else value
 
-    def __init__(self, registry: Registry) -> None:
-        gauge = registry.gauge
-        self._frozen = gauge("gateway_policy_frozen")
-        self._ratio = gauge("gateway_policy_ratio_to_least_loaded")
-        self._ejected = gauge("gateway_backend_outlier_ejected")
-        self._silent = gauge("gateway_backend_drafter_silent")
 
-    def refresh(self, model: Model, backends: Iterable[Backend]) -> None:
-        """Update the gauges of the policy of a model."""
-        name, guardrail, detector = model.name, model.guardrail, model.detector
-        if guardrail is not None:
-            self._frozen.labels(name).set(guardrail.frozen)
-            self._ratio.labels(name).set(guardrail.ratio)
-        if detector is None:
-            return
-        for backend in backends:
-            self._ejected.labels(name, backend.name).set(backend.name in detector.reasons)
-            if backend.said.method is Method.BASELINE:
-                continue
-            silence = detector.silent.get(backend.name)
-            for cause in DRAFTER_CAUSES:
-                labels = (name, backend.name, backend.said.method.value, cause)
-                self._silent.labels(*labels).set(silence is not None and silence.cause == cause)
+def refresh_backends(registry: Registry, pool: Pool) -> None:
+    """Show what the pool knows of each backend."""
+    shown = [(registry.gauge(name), value_of) for name, value_of in _SHOWN.items()]
+    states, contradictions = registry.gauge("gateway_backend_state"), registry.gauge("gateway_backend_contradiction")
+    for backend in pool:
+        labels = (backend.model, backend.name, backend.said.method.value)
+        for gauge, value_of in shown:
+            gauge.labels(*labels).set(value_of(pool.watch(backend)))
+        for state in State:
+            states.labels(*labels, state.value).set(backend.health.state is state)
+        for kind in KINDS:
+            contradictions.labels(*labels, kind).set(kind in backend.engine.contradictions)
+
+
+def refresh_policy(registry: Registry, model: Model, backends: Iterable[Backend]) -> None:
+    """Show what the policy of a model has found of backends, and of itself."""
+    frozen, ratio = registry.gauge("gateway_policy_frozen"), registry.gauge("gateway_policy_ratio_to_least_loaded")
+    ejected, silent = (registry.gauge(f"gateway_backend_{name}") for name in ("outlier_ejected", "drafter_silent"))
+    name, guardrail, detector = model.name, model.guardrail, model.detector
+    if guardrail is not None:
+        frozen.labels(name).set(guardrail.frozen)
+        ratio.labels(name).set(guardrail.ratio)
+    if detector is None:
+        return
+    for backend in backends:
+        ejected.labels(name, backend.name).set(backend.name in detector.reasons)
+        silence, method = detector.silent.get(backend.name), backend.said.method
+        for cause in DRAFTER_CAUSES if method is not Method.BASELINE else ():
+            labels = (name, backend.name, method.value, cause)
+            silent.labels(*labels).set(silence is not None and silence.cause == cause)

@@ -24,7 +24,7 @@ from gateway.http.headers import headers_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
 from gateway.reload.series import BesideSeries
-from gateway.routing.gauges import BackendGauges, PolicyGauges
+from gateway.routing.gauges import refresh_backends, refresh_policy
 from gateway.routing.keys import Client
 from gateway.service.default_temperature import find_temperature, must_ask
 from policies.roles import Maintained, Work
@@ -325,7 +325,6 @@ def _refresh_models(gateway: Gateway) -> None:
 
 
 def _refresh_backends(gateway: Gateway) -> None:
-    backends, policies = BackendGauges(gateway.metrics), PolicyGauges(gateway.metrics)
-    backends.refresh(gateway.pool)
+    refresh_backends(gateway.metrics, gateway.pool)
     for name, model in gateway.models.items():
-        policies.refresh(model, gateway.pool.of(name))
+        refresh_policy(gateway.metrics, model, gateway.pool.of(name))

@@ -31,6 +31,16 @@ _UNTIL_INPUT_ENDS = 'exec 3<&0; "$@" & gateway=$!; { read _ <&3; kill $gateway; 
 """Shell command that runs another one, and ends it once nothing holds its input open."""
 
 
+_PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
+"""Name and share of chat of each part of the load; the other requests are edits."""
+_PLAIN, _HEAD, _BLOCK_S = "plain", "head", 6.0
+"""The replicas that are compared meanwhile, in blocks of so many seconds."""
+_LEAST_PHASE_S = 30.0
+"""Shorter ones are over before anything can be found."""
+_MAX_TOKENS = 100
+_INTERRUPTED = 130
+
+
 @dataclass(frozen=True, slots=True)
 class DemoGateway:
     """A running gateway."""
@@ -84,17 +94,6 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
             return match[1]
         time.sleep(_POLL_S)
     raise RuntimeError(log.read_text("utf-8"))
-
-
-_PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
-"""Name and share of chat of each part of the load; the other requests are edits."""
-_PLAIN, _HEAD, _BLOCK_S = "plain", "head", 6.0
-"""The replicas that are compared meanwhile, in blocks of so many seconds."""
-_LEAST_PHASE_S = 30.0
-"""Shorter ones are over before anything can be found."""
-
-_MAX_TOKENS = 100
-_INTERRUPTED = 130
 
 
 def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None:

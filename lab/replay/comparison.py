@@ -19,6 +19,17 @@ Compared = Mapping[tuple[str, str], Interval | None]
 """Mean time of the first over that of the second, on requests that both served."""
 
 
+Numbers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+_PREFERRED = ("least_loaded", "round_robin", "random")
+_FEW = 30
+"""Requests that a part needs."""
+_MOST_WORKLOADS = 8
+_PARTS = 8  # of a run
+Key = tuple[str, ...]
+"""A time and a policy, a part (`Part.key`) and a policy, or `e2e_s` and a pair of policies."""
+
+
 def winner(mean_s: Mapping[str, float], compared: Compared, failed: Mapping[str, str]) -> str:
     """Return who took the least time to finish, if that is shown against each other.
 
@@ -68,16 +79,6 @@ def _shorter(ratio: Interval) -> str:
     return f"{saved.value:.1%} (95%: {saved.low:.1%} to {saved.high:.1%})"
 
 
-Numbers = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
-
-_PREFERRED = ("least_loaded", "round_robin", "random")
-_FEW = 30
-"""Requests that a part needs."""
-_MOST_WORKLOADS = 8
-_PARTS = 8  # of a run
-
-
 def reference_of(policies: Sequence[str]) -> str:
     """Return the policy that others are compared with: the simplest one among them, else the first.
 
@@ -113,10 +114,6 @@ class Part:
     name: str
     inside: Truths
     key: tuple[str, ...]  # what the same part of other traffic has, too
-
-
-Key = tuple[str, ...]
-"""A time and a policy, a part (`Part.key`) and a policy, or `e2e_s` and a pair of policies."""
 
 
 def ratios(played: Mapping[str, Replayed], reference: str, traits: Traits) -> dict[Key, float]:

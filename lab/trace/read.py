@@ -32,6 +32,13 @@ MAX_IN_MEMORY = 50_000
 _BATCH = 8192
 
 
+_OWN = frozenset({"arrived_at", "prompt_tokens", "acceptance", "prompt_token_ids", "prompt_hashes", "output_hashes"})
+_FIELDS = {*TraceRecord.__slots__, "version", "hash_ids"}
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv")
+_DETECTION_LINES = 20  # lines searched for one that identifies the format; the first may be broken
+logger = logging.getLogger(__name__)
+
+
 def in_arrival_order(records: Iterable[TraceRecord], held: int = MAX_IN_MEMORY) -> Iterator[TraceRecord]:
     """Sort records by `arrived_at`; the sort is stable, and records without a time come first.
 
@@ -62,10 +69,6 @@ def in_arrival_order(records: Iterable[TraceRecord], held: int = MAX_IN_MEMORY) 
 
 def _time(record: TraceRecord) -> float:
     return -math.inf if record.arrived_at is None else record.arrived_at
-
-
-_OWN = frozenset({"arrived_at", "prompt_tokens", "acceptance", "prompt_token_ids", "prompt_hashes", "output_hashes"})
-_FIELDS = {*TraceRecord.__slots__, "version", "hash_ids"}
 
 
 def _is_record(keys: Mapping[str, Any]) -> bool:
@@ -99,9 +102,6 @@ FORMATS: dict[str, Format] = {
     "messages": MESSAGES,
     "vllm": Format(_read_records, lambda keys: "prompt" in keys),
 }
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv")
-_DETECTION_LINES = 20  # lines searched for one that identifies the format; the first may be broken
-logger = logging.getLogger(__name__)
 
 
 def read_trace(

@@ -11,7 +11,7 @@ import yaml
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method, serve_config
 from gateway.config.load import load_pool
-from gateway.discovery.pods import Pod
+from gateway.discovery.inference_pool import Pod
 from tests.support.deploy_tools import ROOT, vllm_options
 from tests.support.helm_chart import SETS, container, of_kind, pod, render, values_of
 

@@ -12,7 +12,7 @@ import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import serve_config
-from gateway.discovery.pods import Pod
+from gateway.discovery.inference_pool import Pod
 from tests.deploy.test_helm import NEWEST, OLDEST
 from tests.support import gateway_api
 from tests.support.deploy_tools import DEPLOY, vllm_options

@@ -59,7 +59,7 @@ BOUNDS: Final = {
     ("dialects/transcript.py", "_whole"): "the same",
     ("discovery/api_server.py", "_events"): "32 MiB of the API server",
     ("discovery/api_server.py", "_list"): "32 MiB of the API server",
-    ("discovery/pods.py", "_config"): "an annotation within them",
+    ("discovery/inference_pool.py", "_config"): "an annotation within them",
     ("rooms/recorder/document.py", "_parsed"): CHECKED,
     ("relay/answers.py", "_usage_of_events"): "the last 64 KiB",
     ("relay/answers.py", "_usage_of_json"): "the last 64 KiB",

@@ -16,6 +16,7 @@ from backends.simulator.engine import choice, kernel
 from backends.simulator.engine.arena import Arena
 from backends.simulator.engine.replica import Completion, SimulatedReplica
 from backends.simulator.engine.state import (
+    COUNTERS,
     DRAWN,
     NODE,
     NONE,
@@ -217,11 +218,10 @@ class Fleet:
         """Return the counters of a replica's engine."""
         record = self._state.replicas[replica]
         reached = self._state.accepted_counts[replica, ::-1].cumsum()[::-1]
-        names = [name for name in Counters.__dataclass_fields__ if name != "accepted_at"]
         k = max(1, self.replicas[replica].parameters.k)
         accepted_at = np.zeros(k, np.int64)
         accepted_at[: len(reached) - 1] = reached[1 : k + 1]
-        return Counters(accepted_at, **{name: int(record[name]) for name in names})
+        return Counters(accepted_at, **{name: int(record[name]) for name in COUNTERS})
 
     def least_delay(
         self,

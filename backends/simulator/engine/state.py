@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from backends.calibration.calibration import StepTime
 from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import Beyond
+from backends.simulator.engine.step import Counters
 
 Records = npt.NDArray[Any]
 """A structured array with one of the types below."""
@@ -24,43 +26,23 @@ NONE = -1
 DRAWN, EXCLUDED = -1, 0
 """Instead of a number of steps: those that the fleet draws, or none because the replica cannot be chosen."""
 
+_STEP = [name for name in StepTime.model_fields if name != "source"]
+_DRAFTING = ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s")
+_LIMITS = ["k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching", "least_passes", "adaptive"]
+_LIMITS += ["reserves_sequence", "asynchronous"]
+COUNTERS = [name for name in Counters.__dataclass_fields__ if name != "accepted_at"]
+
 REPLICA = np.dtype(
     [
-        # The cost of a step; see `StepTime` and `Drafting`.
-        ("base_s", np.float64),
-        ("per_token_below_knee_s", np.float64),
-        ("per_token_above_knee_s", np.float64),
-        ("per_request_s", np.float64),
-        ("per_context_token_s", np.float64),
-        ("per_attended_s", np.float64),
-        ("context_per_draft", np.float64),
-        ("experts_s", np.float64),
-        ("expert_share", np.float64),
-        ("no_graph_s", np.float64),
-        ("overhead_s", np.float64),
-        ("speculation_overhead_s", np.float64),
-        ("draft_base_s", np.float64),
-        ("draft_per_pass_s", np.float64),
+        # The cost of a step.
+        *((name, np.int64 if StepTime.model_fields[name].annotation is int else np.float64) for name in _STEP),
+        *((f"draft_{name}", np.float64) for name in _DRAFTING),
         ("draft_more_passes", np.float64),  # by how many passes the first takes longer than the others
-        ("draft_per_request_s", np.float64),
-        ("draft_per_context_token_s", np.float64),
-        ("draft_verify_share", np.float64),
-        ("draft_adaptive_s", np.float64),
-        ("knee_tokens", np.int64),
-        ("graph_tokens", np.int64),
-        # Limits.
         ("parallel", np.int64),
-        ("k", np.int64),
+        # Limits.
+        *((name, np.int64) for name in _LIMITS),
         ("schedule", np.int64),  # length of its row in `schedules`; 0: always k
-        ("least_passes", np.int64),
-        ("adaptive", np.int64),
         ("profiled_context", np.int64),  # of a dummy request, on which the engine measures its steps at its start
-        ("max_num_seqs", np.int64),
-        ("max_num_batched_tokens", np.int64),
-        ("kv_blocks", np.int64),
-        ("prefix_caching", np.int64),
-        ("reserves_sequence", np.int64),
-        ("asynchronous", np.int64),
         ("drafter_tokens", np.int64),  # the longest context that the drafter serves; 0: any
         ("beyond_batch", np.int64),  # whether one request beyond it makes dummies of the drafts of its batch
         ("beyond_none", np.int64),  # whether it alone gets no drafts
@@ -86,17 +68,7 @@ REPLICA = np.dtype(
         ("batch_tokens", np.int64),
         ("context_tokens", np.int64),
         ("admitted", np.int64),  # requests that joined the batch: the last ones in it
-        # Counters; see `Counters`.
-        ("steps", np.int64),
-        ("prompt_tokens", np.int64),
-        ("generation_tokens", np.int64),
-        ("finished", np.int64),
-        ("preemptions", np.int64),
-        ("prefix_queries", np.int64),
-        ("prefix_hits", np.int64),
-        ("drafts", np.int64),
-        ("draft_tokens", np.int64),
-        ("accepted_tokens", np.int64),
+        *((name, np.int64) for name in COUNTERS),
     ],
     align=True,
 )
@@ -183,18 +155,10 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
     """Return the record of an idle replica, shape (1,)."""
     record = np.zeros(1, REPLICA)
     step, drafting = parameters.step, parameters.drafting
-    for name in type(step).model_fields:
-        if name != "source":
-            record[name] = getattr(step, name)
-    record["draft_more_passes"] = drafting.first_passes - 1
-    for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s"):
-        record[f"draft_{name}"] = getattr(drafting, name)
-    record["parallel"] = drafting.parallel
-    for name in (
-        "k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching", "least_passes", "adaptive",
-        "reserves_sequence", "asynchronous",
-    ):  # fmt: skip
-        record[name] = getattr(parameters, name)
+    for prefix, source, names in (("", step, _STEP), ("draft_", drafting, _DRAFTING), ("", parameters, _LIMITS)):
+        for name in names:
+            record[prefix + name] = getattr(source, name)
+    record["draft_more_passes"], record["parallel"] = drafting.first_passes - 1, drafting.parallel
     if limit := parameters.drafter_limit:
         record["drafter_tokens"] = limit.tokens
         record["beyond_batch"], record["beyond_none"] = limit.beyond is Beyond.BATCH, limit.beyond is Beyond.NONE

@@ -38,6 +38,9 @@ _CODE_MODULES = (
 )
 
 
+_ORDERS = 3
+
+
 def prose() -> str:
     """Return the Python reference pages as one text, about 450,000 characters."""
     from pydoc_data.topics import topics
@@ -53,9 +56,6 @@ def code() -> str:
     library = Path(sysconfig.get_path("stdlib"))
     sources = (library / name for name in _CODE_MODULES)
     return "\n\n".join(source.read_text(encoding="utf-8") for source in sources if source.is_file())
-
-
-_ORDERS = 3
 
 
 class CorpusModel:

@@ -22,6 +22,17 @@ from gateway.rooms.advice.finding import LEAST_GAIN, MIN_ANSWERS, Finding, Gain,
 from gateway.rooms.advice.losing_method import losing_method
 from policies.trouble.troubles import TroubleFinding
 
+_MIN_MINUTES: Final = 10
+_BOOTSTRAPS: Final = 400
+_MOST_UTILIZATION: Final = 0.95
+_DEFAULT_UTILIZATION: Final = 0.92
+_DEFAULT_SEQUENCES: Final = 256
+"""Fewest places that vLLM gives a batch by itself; what a foreign engine has is not told."""
+_TIME_IN_ENGINE: Final = "time that requests spend in the engine"
+Rule = Callable[[ModelEvidence], Sequence[Finding]]
+SPECULATION: Final = frozenset({"draft_length", "losing_method"})
+"""Rules on how replicas speculate, of which a model gets one finding."""
+
 
 def pool_file(model: ModelEvidence) -> list[Finding]:
     """Return the backends whose engines contradict the pool file, with what it should say."""
@@ -131,15 +142,6 @@ def beyond(contexts: Mapping[float, float], tokens: int) -> float:
     return contexts[math.inf] - float(upto)
 
 
-_MIN_MINUTES: Final = 10
-_DRAWS: Final = 400
-_MOST_UTILIZATION: Final = 0.95
-_DEFAULT_UTILIZATION: Final = 0.92
-_DEFAULT_SEQUENCES: Final = 256
-"""Fewest places that vLLM gives a batch by itself; what a foreign engine has is not told."""
-_OF: Final = "time that requests spend in the engine"
-
-
 def waiting(model: ModelEvidence) -> list[Finding]:
     """Return the backends whose requests wait for memory, and those whose batch is limited although there is some.
 
@@ -164,8 +166,8 @@ def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.i
     requests = np.array([minute.requests for minute in backend.minutes])
     if not waited.any():
         return None
-    drawn = np.random.default_rng(0).integers(len(requests), size=(_DRAWS, len(requests)))
-    gain = gain_of(waited[drawn].sum(axis=1) / np.maximum(1, requests[drawn].sum(axis=1)), _OF)
+    drawn = np.random.default_rng(0).integers(len(requests), size=(_BOOTSTRAPS, len(requests)))
+    gain = gain_of(waited[drawn].sum(axis=1) / np.maximum(1, requests[drawn].sum(axis=1)), _TIME_IN_ENGINE)
     return gain if gain.is_worth_it else None
 
 
@@ -194,10 +196,7 @@ def _for_a_place(model: str, backend: BackendEvidence, places: int, gain: Gain) 
     return Finding("batch_limit", model, backend.name, title, gain, evidence, change)
 
 
-Rule = Callable[[ModelEvidence], Sequence[Finding]]
 RULES: Final[tuple[Rule, ...]] = (drafter_limit, draft_length, losing_method, waiting)
-SPECULATION: Final = frozenset({"draft_length", "losing_method"})
-"""Rules on how replicas speculate, of which a model gets one finding."""
 
 
 def advise(model: ModelEvidence) -> list[Finding]:

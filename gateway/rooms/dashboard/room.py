@@ -57,6 +57,16 @@ _HEADERS = {
 }
 
 
+_BELIEFS_PAUSE_S = 5.0
+_BELIEFS_CPU_SHARE = 0.001
+"""Largest share of a core; what takes longer is done less often."""
+FORMAT = 2
+"""Changes with the meaning of a field; new fields do not change it."""
+SNAPSHOT_S = 1.0
+WATCHED_S = 5.0
+"""Seconds after the last question for a snapshot until which decisions are sampled."""
+
+
 class PageFiles(StaticFiles):
     """The files of the folder `static`."""
 
@@ -71,11 +81,6 @@ class PageFiles(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_HEADERS)
         return response
-
-
-_PAUSE_S = 5.0
-_MAX_CPU_SHARE = 0.001
-"""Largest share of a core; what takes longer is done less often."""
 
 
 class Beliefs:
@@ -99,7 +104,7 @@ class Beliefs:
         requests = [backend.in_flight + backend.load.others for backend in backends]
         batch = max(1.0, round(sum(requests) / len(requests), 1)) if requests else 1.0
         self.json, cpu_s = await asyncio.to_thread(_write, learned, list(backends), batch)
-        self._next_s = time.monotonic() + max(_PAUSE_S, cpu_s / _MAX_CPU_SHARE)
+        self._next_s = time.monotonic() + max(_BELIEFS_PAUSE_S, cpu_s / _BELIEFS_CPU_SHARE)
 
 
 def _write(learned: Learned, backends: list[Backend], batch: float) -> tuple[bytes, float]:
@@ -107,14 +112,6 @@ def _write(learned: Learned, backends: list[Backend], batch: float) -> tuple[byt
     began_s = time.thread_time()
     written = orjson.dumps(belief_of(learned, backends, batch))
     return written, time.thread_time() - began_s
-
-
-FORMAT = 2
-"""Changes with the meaning of a field; new fields do not change it."""
-
-SNAPSHOT_S = 1.0
-WATCHED_S = 5.0
-"""Seconds after the last question for a snapshot until which decisions are sampled."""
 
 
 class Dashboard(Room):

@@ -7,7 +7,7 @@ import pytest
 from backends.draft_schedule import draft_tokens
 from backends.drafter_limit import Beyond
 from backends.speculation import Method, serve_config
-from gateway.discovery.pods import RANGE, LabelError, Pod, settings_of
+from gateway.discovery.inference_pool import RANGE, LabelError, Pod, settings_of
 from tests.support.kubernetes_api import pod
 
 SCHEDULE = '{"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 16, 5], [17, 256, 0]]}'

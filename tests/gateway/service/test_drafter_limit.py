@@ -19,7 +19,7 @@ from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from gateway.discovery.pods import settings_of
+from gateway.discovery.inference_pool import settings_of
 from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
 from lab.past.pool import simulated_pool

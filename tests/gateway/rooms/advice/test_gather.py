@@ -8,8 +8,8 @@ import pytest
 
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.rooms.advice.gather import add_learned
 from gateway.rooms.advice.losing_method import of_speculation
+from gateway.rooms.advice.room import add_learned
 from tests.policies.learned.pool import STEP_S, Pool, request
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.rooms.compare.depths import lines_of
+from gateway.rooms.compare.report import lines_of
 
 
 def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:

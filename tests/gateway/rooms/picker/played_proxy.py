@@ -12,7 +12,6 @@ import httpx
 
 from backends.health import Health, State
 from gateway.config.settings import PoolSettings
-from gateway.rooms.picker.call import Observation
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.ext_proc_pb2 import (
     HeaderMap,
@@ -21,6 +20,7 @@ from gateway.rooms.picker.ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from gateway.rooms.picker.server import Observation
 from gateway.rooms.picker.stream import Picking, Stream
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
