@@ -85,7 +85,7 @@ def series(text: str, name: str) -> dict[str, float]:
 
 
 async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_MINUTE_S", 0.2)
+    monkeypatch.setattr(room, "_MINUTE_S", 0.6)
     monkeypatch.setattr(model, "HOUR_MINUTES", 6)
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 1000.0}}
     async with start_gateway(METHODS, policy, behaviour=paced) as running:
@@ -98,7 +98,7 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         is_wanted = True
 
         async def traffic() -> None:
-            while is_wanted:  # an hour has 1.2 s here: its traffic may not pause
+            while is_wanted:  # an hour has 3.6 s here: its traffic may not pause
                 await asyncio.gather(*map(chat, range(12)))
 
         async def is_known() -> bool:
