@@ -16,7 +16,7 @@ from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 from gateway.cli.output import say
 from lab.options.command import command
-from lab.options.shared import JsonFile, ReadOptions
+from lab.options.shared import JsonFile, ReadOptions, finite
 
 if TYPE_CHECKING:
     from lab.trace.lines import BrokenLines
@@ -110,12 +110,17 @@ class SampleOptions(OneTrace):
     """Options of `gateway trace sample`."""
 
     out: OutArgument
-    share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take at random.")] = None
+    share: Annotated[
+        float | None, typer.Option(min=0, max=1, callback=finite, help="Share of the requests to take at random.")
+    ] = None
     first: Annotated[int | None, typer.Option(min=1, help="Number of requests to take from the beginning.")] = None
     sessions: Annotated[bool, typer.Option("--sessions", help="Take a share of the sessions instead.")] = False
-    start: Annotated[float, typer.Option(metavar="S", help="Start, in seconds after the first arrival.")] = 0.0
+    start: Annotated[
+        float, typer.Option(metavar="S", callback=finite, help="Start, in seconds after the first arrival.")
+    ] = 0.0
     end: Annotated[
-        float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
+        float | None,
+        typer.Option(metavar="S", callback=finite, help="End (exclusive), in seconds after the first arrival."),
     ] = None
     seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0
     to: OutFormat = _OWN_FORMAT

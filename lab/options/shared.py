@@ -29,6 +29,13 @@ def above_zero(value: float | None) -> float | None:
     return value
 
 
+def finite(value: float | None) -> float | None:
+    """Check that an option is a finite number."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value:g}: give a number")
+    return value
+
+
 def each_above_zero(values: list[float] | None) -> list[float] | None:
     """Check that each value of a repeated option is a finite number above 0."""
     for value in values or ():

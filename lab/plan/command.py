@@ -30,6 +30,7 @@ from lab.report.terminal import write_file, write_json
 from lab.simulation.table import RequestTable, request_table
 
 _NOTHING_FITS = 1
+_MOST_K = 128
 _POLICY = "learned"
 
 
@@ -117,8 +118,10 @@ def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
             raise UsageError(f"--method {text}: unknown method {name!r}; the methods are {', '.join(Method)}")
         method = Method(name)
         try:
-            ks = [int(number) for number in numbers.split(",")] if numbers else usual.get(method, (3,))
+            ks = list(dict.fromkeys(map(int, numbers.split(",")))) if numbers else usual.get(method, (3,))
         except ValueError:
             raise UsageError(f"--method {text}: write k as {name}=2,3,5") from None
+        if numbers and not all(0 < k <= _MOST_K for k in ks):
+            raise UsageError(f"--method {text}: k is from 1 to {_MOST_K}")
         parsed.append((method, ks))
     return parsed

@@ -15,7 +15,7 @@ from lab.options.shared import JsonFile, PacedOptions, PoolModel, writable
 class PlanOptions(PacedOptions):
     """Options of the command line."""
 
-    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas to plan.")]
+    replicas: Annotated[int, typer.Option(min=1, max=1000, help="Number of replicas to plan.")]
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
     model: PoolModel = None
     calibration: Annotated[

@@ -159,7 +159,7 @@ class CompareRoom(Room):
         running.close(time.time())
         now_s, policy = time.monotonic(), self.gateway.models[model].policy.name
         if changed := running.definition.changed(self.gateway.pool.of(model), policy):
-            if now_s - running.sound_s >= _VOID_S:
+            if now_s - running.sound_s >= _VOID_S or running.is_over(time.time()):
                 log.warning("%s: %s", model, changed)
                 await self._end(model, Stage.STOPPED, changed)
             return

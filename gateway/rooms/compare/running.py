@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -97,10 +98,13 @@ class Running(Observer):
         block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
         return None if block_s is None else self.definition.model_copy(update={"block_s": block_s})
 
+    def is_over(self, now_s: float) -> bool:
+        """Return whether it has lasted as long as it may."""
+        return now_s >= self.definition.began_s + (self.definition.for_s or math.inf)
+
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""
-        for_s = self.definition.for_s
-        is_over = for_s is not None and now_s >= self.definition.began_s + for_s
+        is_over = self.is_over(now_s)
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)

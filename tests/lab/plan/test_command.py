@@ -171,6 +171,7 @@ def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_sa
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagel"], "unknown method 'eagel'"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "mtp"], "no acceptance and draft of mtp are published"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagle=x"], "write k as eagle=2,3,5"),
+        (["--calibration", "llama-3.1-8b-h100", "--method", "eagle=2,900"], "k is from 1 to 128"),
         (["--calibration", "llama-3.1-8b-h100", "--policy", "rondom"], "did you mean 'random'?"),
         (["--calibration", "llama-3.1-8b-h100@B2"], "no data sheet of a GPU 'B2'; known: A10"),
     ],

@@ -245,11 +245,14 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         assert not comparing.findings(MODEL), "it was followed"
 
 
-@pytest.mark.parametrize("fields", [{}, {"a": "", "b": "", "policies": ["learned", "least_loaded"]}])
+@pytest.mark.parametrize(
+    ("fields", "void_s"),
+    [({}, 0.0), ({"for_s": 1.0}, 300.0), ({"a": "", "b": "", "policies": ["learned", "least_loaded"]}, 0.0)],
+)
 async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
-    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], void_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_VOID_S", 0.0)
+    monkeypatch.setattr(room, "_VOID_S", void_s)
     state = {"file": str(tmp_path / "state.sqlite")}
     async with start_gateway(METHODS, policy={"name": "learned"}, state=state) as gateway:
         assert (await start(gateway, **fields)).status_code == 200
@@ -258,7 +261,7 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
         assert present.definition.changed(pool, "learned") == ""
         gateway.backend("b0").observe({}, Speculation(Method.EAGLE3, DraftSchedule(0)))
         assert present.definition.changed(pool, "learned") == "", "an engine that has not told k yet"
-        if fields:
+        if "policies" in fields:
             assert "since random is the policy now" in present.definition.changed(pool, "random")
             return
         (arm, members), *_ = present.definition.replicas.items()
