@@ -160,7 +160,10 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     common[0] = float(np.bincount(group) / len(rows) @ solution[terms + shared :])
     # Loads at which both have been seen.
     low, high = np.array([np.quantile(x[arms == arm], [_SEEN, 1.0 - _SEEN]) for arm in (0, 1)]).T
-    mean_powers, work = np.average(powers, axis=0, weights=in_flight), float(np.exp(x + x_mean).mean())
+    # Without what is explored: where one arm of a block had more, the other had less.
+    shared_x, weights = (np.bincount(block, each) / np.bincount(block) for each in (x, np.log(in_flight)))
+    mean_powers = np.average(shared_x[:, None] ** np.arange(3), axis=0, weights=np.exp(weights))
+    work = float(np.exp(x + x_mean).mean())
     means = mean_powers, float(in_flight.mean()), work, x_mean
     return Fit(difference, matrix, freedom, common, *means, float(low.max()), float(high.min()))
 
