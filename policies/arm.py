@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.backend import Candidate
 from backends.draft_schedule import effective_k
+from backends.speculation import Method
 
 
 def arm_of(candidate: Candidate) -> str:
@@ -12,8 +13,18 @@ def arm_of(candidate: Candidate) -> str:
     Examples
     --------
     >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
     >>> arm_of(Backend("a", "llama", Method.EAGLE3, "http://127.0.0.1:8001", num_speculative_tokens=3))
     'eagle3:3'
     """
-    return f"{candidate.method.value}:{effective_k(candidate.method, candidate.num_speculative_tokens)}"
+    return arm_named(candidate.method, candidate.num_speculative_tokens)
+
+
+def arm_named(method: Method, k: int) -> str:
+    """Return the arm of backends that draft k tokens with a method.
+
+    Examples
+    --------
+    >>> arm_named(Method.BASELINE, 0)
+    'baseline:0'
+    """
+    return f"{method.value}:{effective_k(method, k)}"

@@ -178,7 +178,7 @@ class LocationObserver(Observer):
         self._response = self._locations.note_answer(body, self._backend)
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Note the tokens, if the engine has told them."""
+        """Record the tokens of the stored response and conversation, if the engine has reported usage."""
         usage = ended.usage
         if usage is not None and usage.prompt_tokens is not None and usage.output_tokens is not None:
             for stored in (self._response, self._conversation):

@@ -219,7 +219,7 @@ class FairShares:
         self._add(party, cost_s - expected_s)
 
     def age(self) -> None:
-        """Let fade what was needed of late, and forget who has nothing here any more; called about once a second."""
+        """Decay the recent demand of each party, and drop those without requests; called about once a second."""
         left = self._left()
         self._aged_s, self._weights = self.clock(), 0.0
         self._needed.clear()

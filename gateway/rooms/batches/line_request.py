@@ -103,16 +103,16 @@ class LineRequest(Observer):
     # Called by the exchange
 
     def answered_by(self, source: Source) -> None:
-        """Note what answers it."""
+        """Keep the source of the answer, so that it can be cancelled."""
         self._source = source
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Note where it is sent."""
+        """Report the chosen backend; if no other one may get the request, close the exchange to all of them."""
         if not self._on_send(decision.backend) and isinstance(self._source, Exchange):
             self._source.close_to(tuple(each.name for each in self._relay.pool.of(candidates[0].model)))
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Note what it is charged."""
+        """Keep the tokens that the line is charged for."""
         self.tokens = ended.tokens
 
     def head(self, status: int, lines: bytes) -> None:

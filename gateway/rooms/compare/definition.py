@@ -16,7 +16,7 @@ from backends.health import SERVING, State
 from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
 from gateway.config.settings.compare import ComparisonSettings
-from policies.arm import arm_of
+from policies.arm import arm_named, arm_of
 from policies.experiment.experiment import Evidence, Experiment, Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
@@ -214,10 +214,8 @@ def method_of(arm: str) -> str:
 
 def _arm_at_start(backend: Backend) -> str:
     """Return the arm of a replica; by the pool file if it is drained: what it showed may be of the engine before."""
-    if backend.health.state in SERVING:
-        return arm_of(backend)
-    method, schedule = backend.said
-    return arm_of(Backend(backend.name, backend.model, method, backend.url, schedule.k))
+    said = backend.said
+    return arm_of(backend) if backend.health.state in SERVING else arm_named(said.method, said.schedule.k)
 
 
 def _may_be(one: str, other: str) -> bool:
