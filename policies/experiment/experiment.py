@@ -48,6 +48,8 @@ class Plan:
         By how much more than in proportion to its replicas a group gets in some blocks; 0 for never.
     usual
         Whether in one block of each cycle the pool serves as it does otherwise, which shows what comparing costs.
+    before
+        The same with shorter blocks, by which it was compared while requests took less time. These count too.
     """
 
     id: str
@@ -57,6 +59,19 @@ class Plan:
     block_s: float = 60.0
     explore: float = 0.25
     usual: bool = True
+    before: Plan | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        """Its id, and those of the plans before."""
+        return [self.id, *(self.before.ids if self.before is not None else ())]
+
+    def of_block(self, number: int) -> tuple[Plan, int]:
+        """Return the plan of a block and its number there; those of plans before have negative numbers."""
+        plan = self
+        while number < 0 and plan.before is not None:
+            plan, number = plan.before, number + _BEFORE
+        return plan, number
 
     @cached_property
     def salt(self) -> int:
@@ -78,7 +93,8 @@ class Plan:
 
     def shares(self, number: int) -> tuple[float, ...] | None:
         """Return the weights of each group's replicas in a block; None if all serve as usual."""
-        kind = self._cycle[_shuffled(self.salt, number, len(self._cycle))]
+        plan, number = self.of_block(number)
+        kind = plan._cycle[_shuffled(plan.salt, number, len(plan._cycle))]
         if kind is None:
             return None
         more = 1.0 + self.explore
@@ -147,6 +163,14 @@ class Experiment:
         self._sums: dict[tuple[int, str], Sums] = {}
         self._number = -1
         self._shares: tuple[float, ...] | None = None
+
+    def go_on(self, plan: Plan) -> None:
+        """Go on with longer blocks; conversations stay in their groups."""
+        self.plan = plan
+        self._blocks.block_s = plan.block_s
+        self._blocks.start_over()
+        self._sums.clear()
+        self._number, self._shares = -1, None
 
     def narrowed(self, request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
         """Return the candidates of the group that a request is given to; all of them in blocks as usual."""
@@ -271,14 +295,15 @@ class Evidence:
 
     def __init__(self, plan: Plan, statistics: Statistics) -> None:
         self.plan = plan
-        self._window_s = Blocks(plan.block_s).window_s
-        self.blocks: dict[int, dict[str, Sums]] = {}
+        before = {id_: -_BEFORE * at for at, id_ in enumerate(plan.ids)}
+        blocks: dict[int, dict[str, Sums]] = {}
         for key, aged in sorted(statistics.buckets(BLOCKS).items()):
             sums = Sums(*aged)
-            if key[0] == plan.id and sums.weight > 0.0:
-                _, number, arm, _ = key
-                arms = self.blocks.setdefault(int(number), {})
+            if key[0] in before and sums.weight > 0.0:
+                id_, number, arm, _ = key
+                arms = blocks.setdefault(int(number) + before[id_], {})
                 arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
+        self.blocks = dict(sorted(blocks.items()))
 
     def total(self, arm: str) -> Sums:
         """Return the sums of an arm over all blocks."""
@@ -290,7 +315,7 @@ class Evidence:
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
         arms = [
-            [each[arm].requests for each in self.blocks.values() if arm in each and each[arm].chosen]
+            [each[arm].requests for at, each in self.blocks.items() if at >= 0 and arm in each and each[arm].chosen]
             for arm in self.plan.arms
         ]
         is_known = min(map(len, arms)) >= _LEAST_KNOWN
@@ -324,7 +349,7 @@ class Evidence:
             sums = arms.get(arm)
             if sums is None or sums.requests < least_requests or sums.arrived_work <= 0.0 or not sums.chosen:
                 continue
-            replica_s = self._window_s * sums.replicas / sums.chosen
+            replica_s = Blocks(self.plan.of_block(number)[0].block_s).window_s * sums.replicas / sums.chosen
             yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
 
     def cost(self, confidence: float) -> Comparison:
@@ -351,6 +376,8 @@ def best_first(evidence: Evidence) -> list[str]:
 
 _EVEN: Final = 3
 """Blocks of a cycle with shares in proportion to the replicas."""
+_BEFORE: Final = 1 << 40
+"""More than the number of any block."""
 _LEAST_KNOWN: Final = 4
 _LONGER: Final = 4.0
 """Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""

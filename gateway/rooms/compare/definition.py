@@ -26,6 +26,7 @@ from policies.statistics import MAX_KEYS
 _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
+FAR_LONGER = 2.0
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -38,6 +39,7 @@ class Definition(ComparisonSettings):
 
     id: str = Field(default_factory=lambda: uuid4().hex[:12])
     block_s: float
+    shorter_s: list[float] = Field(default_factory=list)  # what its blocks were before, which still count
     is_fitted: bool = False  # whether the blocks were made to fit the requests, and may be made anew
     began_s: float
     ended_s: float | None = None
@@ -110,15 +112,18 @@ class Definition(ComparisonSettings):
     def plan(self) -> Plan:
         """Return the plan of it."""
         groups = () if self.policies else tuple(map(frozenset, self.groups or self.replicas.values()))
-        return Plan(
-            f"{self.id} {self.block_s:g}",
-            tuple(self.replicas),
-            groups,
-            rotates=self.takes_turns,
-            block_s=self.block_s,
-            explore=0.0 if self.policies else self.explore,
-            usual=self.usual and not self.policies,
-        )
+        explore, usual = 0.0 if self.policies else self.explore, self.usual and not self.policies
+        plan: Plan | None = None
+        for block_s in [*self.shorter_s, self.block_s]:
+            id_, arms = f"{self.id} {block_s:g}", tuple(self.replicas)
+            plan = Plan(id_, arms, groups, self.takes_turns, block_s, explore, usual, plan)
+        assert plan is not None
+        return plan
+
+    def with_longer_blocks(self, block_s: float) -> Definition:
+        """Return it with longer blocks. Those of before count if they were about long enough until lately."""
+        shorter_s = [*self.shorter_s, self.block_s] if block_s < FAR_LONGER * self.block_s else []
+        return self.model_copy(update={"block_s": block_s, "shorter_s": shorter_s})
 
 
 def begun(

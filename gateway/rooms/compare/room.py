@@ -117,11 +117,12 @@ class CompareRoom(Room):
             log.exception("%s cannot be read; nothing is compared", document.name)
             return
         before = self.comparisons.get(model)
-        if before is not None and before.plan.id == definition.plan().id:
-            before.definition = definition
+        statistics, ids = self._statistics[model], definition.plan().ids
+        if before is None or before.plan.ids != ids:
+            statistics.drop(BLOCKS, lambda key: key[0] not in ids)
+        if before is not None and before.definition.id == definition.id:
+            before.go_on(definition)
         else:
-            statistics = self._statistics[model]
-            statistics.drop(BLOCKS, lambda key: key[0] != definition.plan().id)
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
         self._versions[model] = document.version

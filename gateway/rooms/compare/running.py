@@ -96,7 +96,16 @@ class Running(Observer):
     def fitted(self) -> Definition | None:
         """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
         block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
-        return None if block_s is None else self.definition.model_copy(update={"block_s": block_s})
+        return None if block_s is None else self.definition.with_longer_blocks(block_s)
+
+    def go_on(self, definition: Definition) -> None:
+        """Go on as it is defined by now: it has ended, or has longer blocks."""
+        self.definition, plan = definition, definition.plan()
+        if plan.id != self.plan.id:
+            self.plan = plan
+            self._experiment.go_on(plan)
+            self._evidence = Evidence(plan, self._statistics)
+            self._verdict = None
 
     def is_over(self, now_s: float) -> bool:
         """Return whether it has lasted as long as it may."""
@@ -132,9 +141,10 @@ class Running(Observer):
 
     def _arm(self, arm: str) -> dict[str, Any]:
         """Return the figures of an arm, over all blocks that count."""
-        sums, blocks = self._evidence.total(arm), self._evidence.blocks.values()
-        seen = [arms[arm] for arms in blocks if arm in arms and arms[arm].chosen]
-        replica_s = self.plan.block_s * sum(each.replicas / each.chosen for each in seen)
+        sums, replica_s = self._evidence.total(arm), 0.0
+        for number, arms in self._evidence.blocks.items():
+            if arm in arms and arms[arm].chosen:
+                replica_s += self.plan.of_block(number)[0].block_s * arms[arm].replicas / arms[arm].chosen
         return {
             "replicas": self.definition.replicas[arm],
             "requests": round(sums.chosen),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -269,6 +270,27 @@ def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() ->
             sums = Sums(requests, requests, requests, requests, 1.0, 50.0, 100.0)
             statistics.add(BLOCKS, (PLAN.id, str(number), arm, "one"), *sums)
     assert Evidence(PLAN, statistics).needed_block_s() == 4 * PLAN.block_s
+
+
+def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
+    stand = Stand(ratio=0.9, seconds=1.0)
+    before = stand.run(30).blocks
+    (talk,) = [RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2))]
+    group = stand.plan.group_of(stand.send(talk))
+    longer = replace(PLAN, id="longer", block_s=84.0, before=replace(PLAN))
+    stand.plan = longer
+    stand.experiment.go_on(longer)
+    next_turn = RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2, 3))
+    assert {stand.plan.group_of(stand.send(next_turn)) for _ in range(8)} == {group}
+    evidence = stand.run(30)
+    assert len(before) > 25
+    assert [number for number in evidence.blocks if number < 0] == sorted(evidence.blocks)[: len(before)]
+    assert [*map(len, before.values())] == [len(evidence.blocks[each]) for each in evidence.blocks if each < 0]
+    assert [longer.shares(each) for each in evidence.blocks if each < 0] == [PLAN.shares(each) for each in before]
+    found = evidence.fit("head", "plain")
+    assert found is not None
+    assert found.work_per_s == pytest.approx(1.19, rel=0.03), "seconds of work each second"
+    assert found.overall(0.95).low < 0.9 < found.overall(0.95).high
 
 
 def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:

@@ -178,6 +178,21 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
             assert stopped.status_code == 200
 
 
+async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        assert (await start(gateway, block_s=None)).status_code == 200
+        (present,) = comparisons(gateway)
+        for seconds, block_s, blocks in ((1.5, 15.0, 1), (2.5, 25.0, 2), (20.0, 200.0, 0)):
+            known(present, 7, "baseline")
+            for _ in range(1000):
+                present._experiment._blocks.observe(0.0, seconds, 1.0, "", 0)
+            await gateway.until(partial(_has_blocks_of, gateway, block_s))
+            assert comparisons(gateway) == [present]
+            present.judge(0.0)
+            assert (await found(gateway))["blocks"] == blocks
+
+
 async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:
     async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         assert (await start(gateway, block_s=None)).status_code == 200
