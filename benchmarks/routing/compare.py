@@ -113,7 +113,7 @@ class Run:
     """What a run showed."""
 
     block_s: float
-    looks: dict[int, Point]  # at 95%, by the blocks before them
+    looks: dict[int, Point]  # at 95%, by the last of the blocks that they go by
     stage: Stage  # with which it first could end
     better: str
     ended_s: float
@@ -169,7 +169,9 @@ class Compared(Policy, Learner, Maintained):
         found = evidence.fit(*ARMS)
         if found is None:
             return
-        self.looks[int((self.now_s() - self.began_s) // self.first_block_s)] = found.overall(SHOWN)
+        plan, number = self.plan.of_block(max(evidence.blocks))
+        seen_s = (number + 1) * plan.block_s - self.began_s
+        self.looks[max(0, round(seen_s / self.first_block_s) - 1)] = found.overall(SHOWN)
         if self.ended is None:
             verdict = verdict_of(evidence, UNTIL)
             if verdict.stage is not Stage.RUNNING:
@@ -187,7 +189,7 @@ class Compared(Policy, Learner, Maintained):
         if self._fails():
             candidates = [each for each in candidates if each.name != "a0"]
         gateway = self.experiments[self.number % len(self.experiments)]
-        decision = self.policy.choose(request, gateway.narrowed(request, candidates))
+        decision = self.policy.choose(request, gateway.give(request, candidates).candidates)
         if self.number % 2 and decision.backend.startswith("a"):
             changed = self.requests[self.number]
             changed.output_tokens = TOKENS.get(self.cell.trouble, changed.output_tokens)

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from random import Random
 from statistics import fmean, stdev
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from backends.backend import Candidate
 from policies.decision import Outcome
@@ -19,8 +19,6 @@ from policies.experiment.curve import Fit, Row, fit
 from policies.experiment.turns import Comparison, Turns
 from policies.features.request import RequestFeatures
 from policies.statistics import Statistics, Table
-
-C = TypeVar("C", bound=Candidate)
 
 REST, USUAL = "(rest)", "(usual)"
 """What serves beside the arms, and the pool as it serves without an experiment."""
@@ -144,6 +142,14 @@ class Sums(NamedTuple):
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
 
 
+class Given(NamedTuple):
+    """What a request was given to."""
+
+    candidates: Sequence[Candidate]
+    arm: str = ""  # empty for the replicas beside the arms, and in blocks as usual
+    chance: float = 1.0  # of being given to these
+
+
 BLOCKS: Final = Table("blocks", len(Sums._fields), 4 * 86_400.0, lambda key: (*key[:2], REST, key[3]))
 """Sums by experiment, block, arm and process."""
 
@@ -172,29 +178,30 @@ class Experiment:
         self._sums.clear()
         self._number, self._shares = -1, None
 
-    def narrowed(self, request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
-        """Return the candidates of the group that a request is given to; all of them in blocks as usual."""
+    def give(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Given:
+        """Give a request to the candidates of a group; to all of them in blocks as usual."""
         now_s = self._statistics.clock()
         number = self._turn(now_s)
         if self._shares is None:
             self._add(now_s, number, USUAL, len(candidates))
-            return candidates
-        members: list[list[C]] = [[] for _ in range(self.plan.count + 1)]  # and, at last, the others
+            return Given(candidates)
+        members: list[list[Candidate]] = [[] for _ in range(self.plan.count + 1)]  # and, at last, the others
         for each in candidates:
             members[self.plan.group_of(each.name)].append(each)
-        group = self._conversation(request)
+        group, chance = self._conversation(request), 1.0
         if group is None or not members[group]:
             weights = [len(each) * share for each, share in zip(members, (*self._shares, 1.0), strict=True)]
             group = self._rng.choices(range(len(members)), weights)[0]
+            chance = weights[group] / sum(weights)
         if request.prefix:
             _, branches = self._groups.get(request.prefix[-1], (0, 0))
             self._groups[request.prefix[-1]] = group, branches
             self._groups.move_to_end(request.prefix[-1])
             if len(self._groups) > _MOST_CONVERSATIONS:
                 self._groups.popitem(last=False)
-        is_rest = group == self.plan.count
-        self._add(now_s, number, REST if is_rest else self.plan.arm_of(group, number), len(members[group]))
-        return members[group]
+        arm = "" if group == self.plan.count else self.plan.arm_of(group, number)
+        self._add(now_s, number, arm or REST, len(members[group]))
+        return Given(members[group], arm, chance)
 
     def _conversation(self, request: RequestFeatures) -> int | None:
         """Return the group of the conversation that a prompt goes on with; None for the first of one.

@@ -47,6 +47,7 @@ class Definition(ComparisonSettings):
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
     groups: list[list[str]] = Field(default_factory=list)  # of what takes turns: replicas with the same arm at a time
     served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as at its start
+    versions: list[str] = Field(default_factory=list)  # of vLLM, as replicas that serve as its arms told at its start
     drafter: dict[str, Any] | None = None  # of depths: the model that drafts, and the calibration that knows its passes
     result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
@@ -72,9 +73,16 @@ class Definition(ComparisonSettings):
 
     def still_holds(self, backends: Sequence[Backend], policy: str, better: str) -> bool:
         """Return whether the pool has what was compared: replicas that serve as each arm did, a worse policy."""
+        if self.has_other_engines(backends):
+            return False
         if self.policies:
             return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
+
+    def has_other_engines(self, backends: Sequence[Backend]) -> bool:
+        """Return whether a replica that serves as an arm did has a version of vLLM that none of them had."""
+        now = {each.engine.said.version for each in backends if any(self.is_of(each, arm) for arm in self.replicas)}
+        return bool(self.versions) and not now <= {"", *self.versions}
 
     def _served_as(self, backend: Backend) -> list[str]:
         """Return as what the replicas of its arms served at the start; empty for a replica in none."""
@@ -103,11 +111,13 @@ class Definition(ComparisonSettings):
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
                 return f"It was stopped, since {each.name} serves as {now} now."
+        if self.has_other_engines(backends):
+            return f"It was stopped, since replicas have another vLLM now than {' and '.join(self.versions)}."
         return ""
 
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
-        return self.model_dump(mode="json", exclude={"replicas", "result", "served"}) | self.result
+        return self.model_dump(mode="json", exclude={"replicas", "result", "served", "shorter_s"}) | self.result
 
     def plan(self) -> Plan:
         """Return the plan of it."""
@@ -170,10 +180,12 @@ def begun(
     served = {
         arm: sorted({_arm_at_start(each) for each in backends if each.name in names}) for arm, names in arms.items()
     }
+    alike = {*chain(*served.values())}
+    versions = {each.engine.said.version for each in backends if arm_of(each) in alike}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
     block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
     asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
-    known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
+    known = {"replicas": arms, "groups": _groups(question, arms), "served": served, "versions": sorted(versions - {""})}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
 
 

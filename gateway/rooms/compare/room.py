@@ -231,7 +231,9 @@ class CompareRoom(Room):
     def compared(self, model: str) -> frozenset[frozenset[str]]:
         """Return the pairs of methods that are being compared, or of which it is known which is better."""
         known = {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}
+        backends = self.gateway.pool.of(model)
         past = [each for each in self._past(model) if each.stage in known and not each.takes_turns]
+        past = [each for each in past if not each.has_other_engines(backends)]
         return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
     def findings(self, model: str) -> Sequence[Finding]:

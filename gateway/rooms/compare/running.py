@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from backends.backend import Backend
@@ -16,10 +16,10 @@ from gateway.rooms.compare.definition import Definition, longer_block_s, other_p
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import NO_SLO
 from policies.build import learned_of
-from policies.decision import Outcome
+from policies.decision import Decision, Outcome
 from policies.experiment.experiment import Evidence, Experiment
 from policies.experiment.verdict import SHOWN, Verdict, verdict_of
-from policies.features.request import RequestFeatures
+from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Choose, Policy
 from policies.statistics import Statistics
@@ -49,12 +49,20 @@ class Running(Observer):
         """Whether it has not ended."""
         return self.definition.ended_s is None
 
-    def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
-        """Return the candidates of the arm that a request is given to."""
-        return self._experiment.narrowed(features, candidates)
+    def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
+        """Give a request to an arm, in which the policy of the model chooses, or the one whose turn it is."""
+        given = self._experiment.give(features, candidates)
+        chooses = self._choosing(policy)
+        decision = chooses(features if policy.reads_requests else ANY_REQUEST, [*given.candidates])
+        if given.chance < 1.0 or given.arm:
+            propensities = [each * given.chance for each in decision.propensities]
+            chance = decision.propensity * given.chance
+            decision = replace(
+                decision, arm=given.arm, arm_chance=given.chance, propensity=chance, propensities=propensities
+            )
+        return decision
 
-    def choosing(self, policy: Policy) -> Choose:
-        """Return what chooses now: the policy of the model, or the one whose turn it is."""
+    def _choosing(self, policy: Policy) -> Choose:
         arm = self._experiment.arm_now("") if self._others else None
         other = None if arm is None or arm == policy.name else self._others[arm]
         if other is None:

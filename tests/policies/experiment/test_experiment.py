@@ -37,7 +37,7 @@ class Stand:
     def send(self, request: RequestFeatures | None = None, candidates: list[Backend] = POOL) -> str:
         """Send a request, which ends at once by its clock, and return its replica."""
         request = request or RequestFeatures("llama", Endpoint.CHAT)
-        name = self.rng.choice(self.experiment.narrowed(request, candidates)).name
+        name = self.rng.choice(self.experiment.give(request, candidates).candidates).name
         tokens = self.rng.randint(50, 200) * (self.times if name in "cd" else 1)
         seconds = self.seconds * tokens / 100 * self.rng.uniform(0.8, 1.2) * (self.ratio if name in "cd" else 1.0)
         status = 500 if name in self.failing and self.rng.random() < self.failing_share else 200
@@ -66,6 +66,20 @@ def test_each_group_gets_requests_in_proportion_to_its_replicas() -> None:
     assert all(900 < counts[name] < 1100 for name in "abcd")
 
 
+def test_it_is_told_how_likely_a_request_was_to_be_given_to_its_arm() -> None:
+    plan = Plan("two", ("a", "rest"), (frozenset("a"), frozenset("bc")), explore=1.0, usual=False)
+    stand, seen = Stand(plan), set[tuple[str, float]]()
+    for _ in range(600):
+        given = stand.experiment.give(RequestFeatures("llama", Endpoint.CHAT), POOL)
+        seen.add((given.arm, round(given.chance, 3)))
+        stand.now_s += 2.0
+    # One, two and one replicas, of which some count double and others half in blocks with uneven shares.
+    even, more, less = ((1, 2, 1), (2, 1, 1), (0.5, 4, 1))
+    assert seen == {
+        (arm, round(each[at] / sum(each), 3)) for each in (even, more, less) for at, arm in enumerate(("a", "rest", ""))
+    }
+
+
 def test_a_cycle_of_blocks_has_even_shares_more_for_each_and_one_as_usual() -> None:
     for first in (0, 600, 6_000_000):
         shares = [PLAN.shares(number) for number in range(first, first + 6)]
@@ -75,6 +89,9 @@ def test_a_cycle_of_blocks_has_even_shares_more_for_each_and_one_as_usual() -> N
 
 def test_a_conversation_stays_in_its_group_and_a_prompt_that_comes_again_does_not() -> None:
     stand = Stand(Plan("three", PLAN.arms, PLAN.groups, usual=False))
+    (first, then) = (RequestFeatures("llama", Endpoint.CHAT, prefix=each) for each in ((5, 6), (5, 6, 7)))
+    assert [round(stand.experiment.give(each, POOL).chance, 1) for each in (first, then)] != [1.0, 1.0]
+    assert stand.experiment.give(then, POOL).chance == 1.0
     for talk in range(40):
         turns = [
             RequestFeatures("llama", Endpoint.CHAT, prefix=tuple(range(talk * 99, talk * 99 + n))) for n in (2, 3, 5)

@@ -182,6 +182,20 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
 
 
+@pytest.mark.parametrize(("chance", "other"), [(0.5, None), (1.0, 0.0)])
+def test_what_another_arm_would_have_chosen_is_not_known(
+    chance: float, other: float | None, tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    request = finished(recorder)
+    given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [chance], "arm": "head", "arm_chance": chance}
+    decision = Decision("b", "learned", "least_delay", chance, candidates=request.notes.candidates[:1], **given)
+    request.record(recorder, decision=decision)
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert (record.arm, record.propensity, record.candidates["propensity"]) == ("head", chance, [chance, other])
+
+
 def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     first, second, third = finished(recorder), finished(recorder), finished(recorder)
