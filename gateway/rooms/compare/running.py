@@ -18,7 +18,7 @@ from gateway.routing.router import NO_SLO
 from policies.build import learned_of
 from policies.decision import Decision, Outcome
 from policies.experiment.experiment import Evidence, Experiment
-from policies.experiment.verdict import SHOWN, Verdict, verdict_of
+from policies.experiment.verdict import SHOWN, Stage, Verdict, verdict_of
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Choose, Policy
@@ -125,7 +125,10 @@ class Running(Observer):
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)
-            self._verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
+            verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
+            if self.definition.whole and not is_over and verdict.stage in {Stage.DECIDED, Stage.ALIKE}:
+                verdict = replace(verdict, stage=Stage.RUNNING, sentence=f"So far, {verdict.sentence}")
+            self._verdict = verdict
         return self._verdict
 
     def document(self) -> dict[str, Any]:

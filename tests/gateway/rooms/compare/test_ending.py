@@ -193,6 +193,18 @@ async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: 
             assert (await found(gateway))["blocks"] == blocks
 
 
+async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, whole=True)).status_code == 200
+        teach(gateway, baseline=0.01, eagle3=0.005)
+        (present,) = comparisons(gateway)
+        assert present.judge(0.0).sentence.startswith("So far, eagle3 takes ")
+        assert (await found(gateway))["stage"] == "running"
+        present.definition = present.definition.model_copy(update={"began_s": 0.0})
+        await until_stage(gateway, "decided")
+        assert (await found(gateway))["sentence"].startswith("eagle3 takes ")
+
+
 async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:
     async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         assert (await start(gateway, block_s=None)).status_code == 200
