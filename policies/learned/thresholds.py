@@ -18,7 +18,7 @@ from policies.learned.prior import expected_by_k
 from policies.learned.replica import KnownReplica
 from policies.learned.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups, is_kind, typical
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.rules.rule import BACKEND
+from policies.rules.rule import BACKEND, RESERVED
 
 DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
     "temperature": TEMPERATURES,
@@ -184,7 +184,7 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
     named = _merged([kind for kind in kinds if kind.workloads != {""}], situations)
     unnamed = _merged(_alike([replace(kind, workloads=frozenset()) for kind in kinds]), situations)
     default = _union(unnamed)
-    rules, written, used = list[dict[str, Any]](), list[RuleKind](), set[str]()
+    rules, written, used = list[dict[str, Any]](), list[RuleKind](), {_DEFAULT, *RESERVED}
     for group in (named, unnamed):
         for kind in group:
             when = kind.when(group)
@@ -197,7 +197,7 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
                 rules.append({"name": name, "when": when, "weights": weights, "slack": slack})
                 written.append(kind)
     weights, slack = default.weights()
-    rules.append({"name": "default", "weights": weights, "slack": slack})
+    rules.append({"name": _DEFAULT, "weights": weights, "slack": slack})
     return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], default.requests)
 
 
@@ -314,6 +314,7 @@ def _cost(kind: RuleKind, by: RuleKind, situations: Sequence[Mapping[str, float]
     return kind.requests * fmean(costs)
 
 
+_DEFAULT: Final = "default"
 _WORKLOADS: Final = 2
 """Length of the key of a workload's group."""
 _MOST_SHOWN: Final = 24

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import yaml
 
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
@@ -18,7 +19,7 @@ from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import PER_STEP
 from policies.learned.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
-from policies.rules.policy import Thresholds
+from policies.rules.policy import Thresholds, ThresholdSettings
 from tests.policies.learned.pool import STEP_S, Pool, answer, request
 
 
@@ -266,6 +267,16 @@ def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str,
     pool.fit()
     assert rules_of(pool.policy.known, pool.backends).settings.rules[-1].when == before.settings.rules[-1].when
     assert len(in_words(pool.policy.known, pool.backends)) == len(in_words(taught().policy.known, pool.backends))
+
+
+@pytest.mark.parametrize("workload", ["default", "spilled", "1", "no"])
+def test_rules_can_be_made_and_read_whatever_clients_call_their_workloads(workload: str) -> None:
+    pool = Pool()
+    pool.teach(request(workload), suffix=3.0)
+    rules = rules_of(pool.policy.known, pool.backends)
+    document = yaml.safe_load(rules.text)
+    assert ThresholdSettings.model_validate({"rules": document["rules"]}) == rules.settings
+    assert rules.settings.rules[0].when.conditions() == {"workload": {workload}}
 
 
 def test_thresholds_are_the_loads_at_which_costs_cross() -> None:
