@@ -21,7 +21,8 @@ BACKEND = "backend:"
 SPILLED = "spilled"
 NONE_PREFERRED = "none_preferred"
 NO_RULE = "no_rule"
-_RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
+RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
+"""What decisions say that no rule made."""
 
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -64,7 +65,7 @@ class Rule(CheckedModel):
     @field_validator("name")
     @classmethod
     def _not_reserved(cls, name: str) -> str:
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ValueError(f"'{name}' is reserved for decisions that no rule made: choose another name")
         return name
 
@@ -106,7 +107,7 @@ class Rule(CheckedModel):
 
     def lines(self) -> list[str]:
         """Return the rule as an entry of `rules` in a pool file."""
-        lines = [f"- name: {self.name}"]
+        lines = [f"- {yaml.safe_dump({'name': self.name}).strip()}"]  # in quotes, if it looks like a number
         if self.when.conditions():
             lines.append(f"  when: {_flow(self.when.model_dump(mode='json', exclude_none=True))}")
         if self.prefer:

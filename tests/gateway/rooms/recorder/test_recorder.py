@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -390,6 +391,19 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_files_age_while_nothing_is_written_and_whatever_the_clock_does(tmp_path: Path) -> None:
+    line, clock = b'{"prompt_tokens": 1}\n', [time.time()]
+    files = TraceFiles(settings(tmp_path, rotate_s=60, keep_s=3600), lambda: clock[0])
+    for _ in range(2):
+        files.write(line)
+        clock[0] -= 86_400
+        files.maintenance()
+    assert len(list(tmp_path.iterdir())) == 2
+    clock[0] += 3 * 86_400
+    files.maintenance()
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path: Path) -> None:
