@@ -34,7 +34,9 @@ from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import Replayed, replay
 from policies.decision import Outcome
 from policies.experiment.curve import Crossing, Point
-from policies.experiment.experiment import BLOCKS, Evidence, Experiment, Plan
+from policies.experiment.evidence import BLOCKS, Evidence
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import SHOWN, Stage, verdict_of
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Policy

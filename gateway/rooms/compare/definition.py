@@ -17,7 +17,9 @@ from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
 from gateway.config.settings.compare import ComparisonSettings
 from policies.arm import arm_named, arm_of
-from policies.experiment.experiment import Evidence, Experiment, Plan
+from policies.experiment.evidence import Evidence
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
 from policies.roles import Learner

@@ -31,7 +31,7 @@ from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
 from policies.build import learned_of
-from policies.experiment.experiment import BLOCKS
+from policies.experiment.evidence import BLOCKS
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
 

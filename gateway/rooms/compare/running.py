@@ -17,7 +17,8 @@ from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import NO_SLO
 from policies.build import learned_of
 from policies.decision import Decision, Outcome
-from policies.experiment.experiment import Evidence, Experiment
+from policies.experiment.evidence import Evidence
+from policies.experiment.experiment import Experiment
 from policies.experiment.verdict import SHOWN, Stage, Verdict, verdict_of
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.policy import Learned

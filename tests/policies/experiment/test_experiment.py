@@ -11,7 +11,9 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
-from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Experiment, Plan, Sums, best_first
+from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums, best_first
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import Stage, verdict_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.statistics import Statistics

@@ -20,7 +20,7 @@ from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import WrongArmsError, begun, block_for
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
-from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Sums
+from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
 from tests.gateway.conftest import MODEL, Running, start_gateway

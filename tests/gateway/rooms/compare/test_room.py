@@ -19,7 +19,7 @@ from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
-from policies.experiment.experiment import Plan
+from policies.experiment.plan import Plan
 from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.gateway.rooms.compare.support import (
