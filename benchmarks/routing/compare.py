@@ -27,7 +27,7 @@ from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare
 from benchmarks.routing.worlds import POOL_OF, World, specs_of
 from benchmarks.table import head, row
-from gateway.rooms.compare.definition import FAR_LONGER, block_for, longer_block_s
+from gateway.rooms.compare.definition import MANY, block_for, longer_block_s
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
@@ -163,7 +163,7 @@ class Compared(Policy, Learner, Maintained):
         """Look at what was found so far; go on with longer blocks if they turn out to be too short."""
         evidence = self.evidence()
         if (block_s := longer_block_s(self.experiments[0], evidence)) is not None:
-            before = self.plan if block_s < FAR_LONGER * self.plan.block_s else None
+            before = self.plan if len(evidence.blocks) >= MANY else None
             self.plan = self.cell.plan(self.seed, block_s, before)
             for each in self.experiments:
                 each.go_on(self.plan)

@@ -28,7 +28,7 @@ from policies.statistics import MAX_KEYS
 _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
-FAR_LONGER = 2.0
+MANY = 12  # blocks: of fewer, requests may have begun to take long in the first, and not yet ended
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -132,9 +132,9 @@ class Definition(ComparisonSettings):
         assert plan is not None
         return plan
 
-    def with_longer_blocks(self, block_s: float) -> Definition:
-        """Return it with longer blocks. Those of before count if they were about long enough until lately."""
-        shorter_s = [*self.shorter_s, self.block_s] if block_s < FAR_LONGER * self.block_s else []
+    def with_longer_blocks(self, block_s: float, blocks: int) -> Definition:
+        """Return it with longer blocks. So many of before count on, unless they come from its very beginning."""
+        shorter_s = [*self.shorter_s, self.block_s] if blocks >= MANY else []
         return self.model_copy(update={"block_s": block_s, "shorter_s": shorter_s})
 
 

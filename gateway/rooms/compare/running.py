@@ -105,7 +105,7 @@ class Running(Observer):
     def fitted(self) -> Definition | None:
         """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
         block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
-        return None if block_s is None else self.definition.with_longer_blocks(block_s)
+        return None if block_s is None else self.definition.with_longer_blocks(block_s, len(self._evidence.blocks))
 
     def go_on(self, definition: Definition) -> None:
         """Go on as it is defined by now: it has ended, or has longer blocks."""

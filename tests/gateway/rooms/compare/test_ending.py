@@ -183,8 +183,10 @@ async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: 
         assert (await gateway.chat()).status_code == 200
         assert (await start(gateway, block_s=None)).status_code == 200
         (present,) = comparisons(gateway)
-        for seconds, block_s, blocks in ((1.5, 15.0, 1), (2.5, 25.0, 2), (20.0, 200.0, 0)):
-            known(present, 7, "baseline")
+        for number, seconds, block_s, blocks in ((11, 1.5, 15.0, 0), (12, 2.5, 25.0, 12), (1, 20.0, 200.0, 13)):
+            for each in range(number):
+                known(present, each, "baseline")
+            present.judge(0.0)
             for _ in range(1000):
                 present._experiment._blocks.observe(0.0, seconds, 1.0, "", 0)
             await gateway.until(partial(_has_blocks_of, gateway, block_s))
