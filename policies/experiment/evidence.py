@@ -109,7 +109,7 @@ class Evidence:
 
     def cost(self, confidence: float) -> Comparison:
         """Return what requests take while it compares, over what they take as usual."""
-        turns = Turns()
+        turns = Turns(forgets=False)
         for number, arms in sorted(self.blocks.items()):
             is_usual = self.plan.shares(number) is None
             total = sum((sums for arm, sums in arms.items() if (arm == USUAL) is is_usual), Sums())
