@@ -25,7 +25,7 @@ RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
 """What decisions say that no rule made."""
 
 
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0)]
 
 
 class Rule(CheckedModel):
@@ -58,9 +58,7 @@ class Rule(CheckedModel):
         "(requests + 1 + slack) / weight is chosen.",
         json_schema_extra={"minProperties": 1},
     )
-    slack: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="Slack of this rule, instead of `spill.slack`."
-    )
+    slack: float | None = Field(default=None, ge=0, description="Slack of this rule, instead of `spill.slack`.")
 
     @field_validator("name")
     @classmethod

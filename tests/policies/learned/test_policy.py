@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
@@ -287,7 +288,7 @@ def test_rules_can_be_made_and_read_whatever_clients_call_their_workloads(worklo
     rules = rules_of(pool.policy.known, pool.backends)
     document = yaml.safe_load(rules.text)
     assert ThresholdSettings.model_validate({"rules": document["rules"]}) == rules.settings
-    assert rules.settings.rules[0].when.conditions() == {"workload": {workload}}
+    assert rules.settings.rules[0].when.workload == frozenset([workload])
 
 
 def test_thresholds_are_the_loads_at_which_costs_cross() -> None:
@@ -305,6 +306,12 @@ def test_nothing_learned_gives_no_rules() -> None:
         rules_of(pool.policy.known, pool.backends)
     with pytest.raises(NothingLearnedError):
         rules_of(pool.policy.known, pool.backends[:1])
+
+
+@pytest.mark.parametrize("bound", [math.inf, math.nan])
+def test_an_objective_is_a_finite_number(bound: float) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        LearnedSettings(objective="goodput", slo={"ttft_ms": bound})
 
 
 def test_what_an_objective_weighs() -> None:
