@@ -85,8 +85,11 @@ class StepTime(_Sourced):
 
     A mixture of experts reads those that its tokens chose, each `expert_share` of them:
     experts * (1 - (1 - expert_share) ** tokens). `per_attended_s` is added for each pair of a computed prompt token and
-    a token before it. The cost of a request's context grows by `context_per_draft` of itself for each draft token that
-    the step verifies for it.
+    a token before it.
+
+    FlashAttention 2 splits no context among blocks of threads in a step that verifies drafts. It then takes at least
+    `per_unsplit_token_s` for each token of the longest, and, as 64 rows are computed for few, 64 `per_attended_s` for
+    each token of all.
     """
 
     base_s: Seconds
@@ -100,7 +103,7 @@ class StepTime(_Sourced):
     graph_tokens: int = Field(default=0, ge=0)
     no_graph_s: Seconds = 0.0
     per_attended_s: Seconds = 0.0
-    context_per_draft: float = Field(default=0.0, ge=0)
+    per_unsplit_token_s: Seconds = 0.0
     experts_s: Seconds = 0.0
     expert_share: Share = 0.0
 

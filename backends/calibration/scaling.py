@@ -15,6 +15,12 @@ _LARGE_GIB = 70
 _OTHER_PRECISION = " (another precision: off by 45.7% in the median, up to 130%)"
 """TPOT of other versions of the engine, as `python -m benchmarks.calibration scaled TABLE` prints it."""
 
+_UNSPLIT_LAYER_S, _LAYER_KIB = 45e-9, 4
+"""`StepTime.per_unsplit_token_s` of a layer, and its KV cache, of 8 heads of 128 as in Llama and Qwen.
+
+1.4 ms for 31,000 tokens on an RTX 3090 Ti: github.com/vllm-project/flash-attention pull request 190.
+"""
+
 _GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
 _SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
 
@@ -39,6 +45,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     compute = source.tflops[calibration.precision] / target.tflops[wanted]
     attention = source.tflops[Precision.BF16] / target.tflops[Precision.BF16]
     step, memory = calibration.step, calibration.memory
+    unsplit_s = _UNSPLIT_LAYER_S * memory.kv_kib_per_token / _LAYER_KIB
     # Reading takes as long as computing at the knee, unless it is where all experts are read, or the graphs end.
     waking = step.per_token_below_knee_s > step.per_token_above_knee_s
     knee_tokens = (
@@ -68,6 +75,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
                     "per_token_above_knee_s": step.per_token_above_knee_s * compute,
                     "per_context_token_s": step.per_context_token_s * bandwidth,
                     "per_attended_s": step.per_attended_s * attention,
+                    "per_unsplit_token_s": 0.0 if target.splits_context else step.per_unsplit_token_s or unsplit_s,
                     "source": f"{calibration.name}'s, scaled from {source.name} in {calibration.precision}",
                 }
             ),

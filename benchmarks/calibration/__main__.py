@@ -8,7 +8,8 @@ Every figure was simulated once; the tables that they come from are not part of 
 only the errors are here.
 
 results.csv     each figure with its source: fitted on (`fit`), only reported (`report`), with adaptive verification and
-                step times fitted to other runs (`adaptive`), or by a formula; `blind`: acceptance by the calibration
+                step times fitted to other runs (`adaptive`), or by a formula; `blind`: acceptance by the calibration;
+                those of A100 and L40S with a context that costs 0.28 of itself more for each draft
 winners.csv     the fastest run of each group, simulated and measured, and the share of its speed that the first loses
 crossings.csv   the concurrency from which on a method is slower than none
 left_out.csv    what could not be simulated, and why

@@ -29,9 +29,9 @@ def accepting(prompt: int, output: int, k: int = 3) -> Script:
     return Script(prompt, output, emitted, np.full(output, k, np.int32))
 
 
-def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_context() -> None:
+def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_context_more_if_it_is_not_split() -> None:
     usual = replace(DRAFTS, max_num_batched_tokens=100)
-    long = replace(usual, step=STEP.model_copy(update={"per_attended_s": 1e-6, "context_per_draft": 0.5}))
+    long = replace(usual, step=STEP.model_copy(update={"per_attended_s": 1e-8, "per_unsplit_token_s": 1e-6}))
     taken = []
     for parameters in (usual, long):
         engine = engine_of(parameters)
@@ -39,9 +39,9 @@ def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_contex
         taken.append(steps_of(engine))
     share = 1 + DRAFTING.verify_share  # in steps that draft
     more = [later.duration_s - before.duration_s for before, later in zip(*taken, strict=True)]
-    chunks = [1e-6 * 100 * 50, 1e-6 * 100 * 150, share * 1e-6 * 50 * 225]
-    context = share * STEP.per_context_token_s * 0.5 * 3
-    assert more == pytest.approx([*chunks, context * 250, context * 254])
+    token_s = 1e-6 - STEP.per_context_token_s
+    chunks = [1e-8 * 100 * 50, 1e-8 * 100 * 150, share * 1e-8 * 50 * 225]
+    assert more == pytest.approx([*chunks, share * token_s * 250, share * token_s * 254])
     expected = decode_step_s(long, np.array([1.0]), 3, 254.0)
     assert taken[1][-1].duration_s == pytest.approx(expected[0])
 
