@@ -51,7 +51,8 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     knee_tokens = (
         step.knee_tokens if waking or step.graph_tokens else round(step.knee_tokens * bandwidth * smaller / compute)
     )
-    experts_s = step.experts_s + waking * step.knee_tokens * step.per_token_below_knee_s
+    waking_tokens = step.knee_tokens if waking and not step.graph_tokens else 0
+    experts_s = step.experts_s + waking_tokens * step.per_token_below_knee_s
     all_weights_s = memory.weights_gib * 2**30 / (number * source.bandwidth_tb_s * 1e12)
     read_s = min(step.base_s, max(0.0, all_weights_s - experts_s))
     large = target.gib >= _LARGE_GIB and not target.name.startswith("A100")
