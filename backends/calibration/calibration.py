@@ -182,6 +182,7 @@ class MethodCalibration(CheckedModel):
     model_config = _CONFIG
 
     drafting: Drafting  # time of drafting
+    taken_from: str = ""  # another calibration, if it was not measured with this target and machine
     # Acceptance by kind of text; empty for methods that are replayed on the text.
     acceptance: dict[Kind, Acceptance] = Field(default_factory=dict)
     acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
@@ -306,11 +307,27 @@ class Calibration(CheckedModel):
             raise ValueError(f"calibration {self.name!r} has no method {method!s}; it has {known}")
         return self.methods[method]
 
+    def taken_by_others(self) -> dict[Method, MethodCalibration]:
+        """Return the methods, for a calibration that has not measured its own."""
+        return {
+            method: entry.model_copy(update={"taken_from": entry.taken_from or self.name})
+            for method, entry in self.methods.items()
+        }
+
     def premises(self, methods: Iterable[Method]) -> list[str]:
         """Return for what it was measured, with its error, and what is assumed of methods that were not measured."""
         what = f"{self.name} is {self.target} in {self.precision} on {self.hardware}, {self.measured}"
-        ranges = {method: self.method(method).drafting.unmeasured_ms for method in dict.fromkeys(methods)}
-        return [what] * (self.measured is not None) + [
+        entries = {method: self.method(method) for method in dict.fromkeys(methods)}
+        ranges = {method: entry.drafting.unmeasured_ms for method, entry in entries.items()}
+        taken: dict[str, list[str]] = {}
+        for method, entry in entries.items():
+            if entry.taken_from and method is not Method.BASELINE:
+                taken.setdefault(entry.taken_from, []).append(method)
+        said = [what] * (self.measured is not None) + [
+            f"Drafting times and acceptance of {', '.join(of)} were not measured for {self.name}: they are {other}'s."
+            for other, of in taken.items()
+        ]
+        return said + [
             f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
             f"{between[0]:g} to {between[1]:g} ms, and next to nothing is taken. `gateway calibrate` measures yours."
             for method, between in ranges.items()

@@ -100,7 +100,7 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
     """Return the calibration of a base engine, whose methods are as in that of another machine."""
     engine = base_engines()[name]
     model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
-    like = scaled(like, engine.gpu, weights)
+    like = scaled(like.model_copy(update={"methods": like.taken_by_others()}), engine.gpu, weights)
     stated = engine.engine if " " in engine.engine else f"{engine.engine}, version not stated"
     step = StepTime(
         **{field: value for field, value in engine._asdict().items() if field.endswith("_s")},
