@@ -82,7 +82,7 @@ def run_virtual(
     >>> bool(np.allclose(timeline.ttft_s[0], timeline.ttft_s[1]))
     True
     """
-    log = _Log()
+    log = _Log(fleet.replicas[0].parameters.outside_s)
     coming = iter(arrivals)
     following = next(coming, None)
     now_s = 0.0 if following is None else following[0]
@@ -113,7 +113,8 @@ def run_closed_loop(
     """Play requests of `concurrency` clients on one replica; each sends its next `turnaround_s` after an answer."""
     if concurrency < 1:
         raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
-    log, coming = _Log(), iter(scripts)
+    outside_s = fleet.replicas[0].parameters.outside_s
+    log, coming = _Log(outside_s), iter(scripts)
     now_s, due_s = 0.0, [0.0] * concurrency
     while True:
         while due_s and due_s[0] <= now_s and (script := next(coming, None)) is not None:
@@ -127,7 +128,7 @@ def run_closed_loop(
             now_s = due_s[0]
             continue
         now_s = log.add_step(step, now_s)
-        due_s += [now_s + turnaround_s] * sum(not emission.left for emission in step.emissions)
+        due_s += [now_s + outside_s + turnaround_s] * sum(not emission.left for emission in step.emissions)
         if observe is not None:
             observe(step)
 
@@ -168,7 +169,8 @@ def run_fleet(
 class _Log:
     """Times of arrival, first token and last token of each request, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, outside_s: float = 0.0) -> None:
+        self._outside_s = outside_s  # what `Completion` has, and steps have not
         self.first_s, self.last_s = array("d"), array("d")
         self._arrived_s, self._tokens = array("d"), array("q")
 
@@ -186,9 +188,9 @@ class _Log:
         ends_s = now_s + step.duration_s
         for request_id, tokens, _, sent, left in step.emissions:
             if sent == tokens:
-                self.first_s[request_id] = ends_s
+                self.first_s[request_id] = ends_s + self._outside_s
             if not left:
-                self.last_s[request_id] = ends_s
+                self.last_s[request_id] = ends_s + self._outside_s
         return ends_s
 
     def timeline(self) -> Timeline:

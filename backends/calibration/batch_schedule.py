@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from backends.calibration.calibration import StepTime
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 
@@ -21,11 +22,32 @@ SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 TOLERANCE: Final = 0.001
 """Share of the throughput that merging ranges may cost at a batch size."""
 
+UNSPLIT_ROWS: Final = 64
+"""Rows of queries that FlashAttention 2 computes at once, of which a verified draft fills few."""
+
 SCHEDULED: Final = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
 """Methods for which a schedule of k is worth anything.
 
 The drafts of others cost next to nothing, are as long as they are likely, or are made in one pass.
 """
+
+
+def context_s(step: StepTime, context: Floats, longest: Floats | float, *, unsplit: bool) -> Floats:
+    """Return the seconds that the context in the KV cache takes, shape of `context`; see `StepTime`.
+
+    Examples
+    --------
+    >>> from backends.calibration.load import load_calibration
+    >>> step = load_calibration("llama-3.1-8b-h100@A100").step
+    >>> verifying, plain = (context_s(step, np.array([600.0, 19200.0]), 600.0, unsplit=each) for each in (True, False))
+    >>> (1e3 * verifying).round(2).tolist(), (1e3 * plain).round(2).tolist()
+    ([0.86, 3.58], [0.04, 1.24])
+    """
+    split_s = step.per_context_token_s * context
+    if not (unsplit and step.per_unsplit_token_s):
+        return split_s
+    least_s = np.maximum(step.per_unsplit_token_s * longest, UNSPLIT_ROWS * step.per_attended_s * context)
+    return np.asarray(np.maximum(split_s, least_s))
 
 
 def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context_tokens: float) -> Floats:
@@ -50,7 +72,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
         + step.per_token_above_knee_s * (tokens - below)
         + step.experts_s * (1 - (1 - step.expert_share) ** tokens)
         + step.per_request_s * batches
-        + step.per_context_token_s * context * (1 + step.context_per_draft * k)
+        + context_s(step, context, context_tokens, unsplit=k > 0)
     )
     if step.graph_tokens:
         verify_s += np.where(tokens > step.graph_tokens, step.no_graph_s, 0.0)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from backends.calibration.base_engines import base_engines
+from backends.calibration.base_engines import base_engines, base_models
 from backends.files.regular import read_text
 from backends.files.yaml import Document, read_yaml
 from backends.validation import did_you_mean
@@ -36,6 +36,15 @@ def calibration_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _PACKAGE.glob("*.yaml")))
 
 
+def known_calibrations() -> str:
+    """Return which calibrations there are, in words."""
+    engines, models = base_engines(), ", ".join(base_models())
+    return (
+        f"{', '.join(calibration_names())}; {len(engines)} base engines such as {next(iter(engines))}, of {models}; "
+        "each by data sheets on as many other GPUs, NAME@GPU; or a file of `gateway calibrate`"
+    )
+
+
 def full_name(name: str) -> str:
     """Return the name of a calibration of the package as it is, and a path, which stands for a name, in full.
 
@@ -52,8 +61,9 @@ def full_name(name: str) -> str:
         source, at, gpu = name.rpartition("@")
         if at and ("@" not in source or source.endswith((".yaml", ".yml"))):
             return f"{full_name(source)}@{gpu}"
-        known = did_you_mean(name, base_engines() if "/" in name else calibration_names())
-        raise ValueError(f"no calibration is called {name[:80]!r}; {known}, or give the path of a YAML file")
+        hint = did_you_mean(name, [*base_engines(), *calibration_names()])
+        hint = f"known here: {known_calibrations()}" if hint.startswith("known") else hint
+        raise ValueError(f"no calibration is called {name[:80]!r}; {hint}")
     return os.path.abspath((_FOLDER.get() or Path()) / name)
 
 

@@ -31,6 +31,7 @@ class Gpu:
     bandwidth_tb_s: float
     tflops: dict[Precision, float]
     gib: float
+    splits_context: bool  # whether vLLM's attention does so in steps that verify; FlashAttention 2 does not
 
 
 @cache
@@ -44,6 +45,7 @@ def gpus() -> dict[str, Gpu]:
             # Weights of INT4 are computed with in BF16.
             {each: float(row[f"{'bf16' if each is Precision.INT4 else each}_tflops"]) for each in Precision},
             float(row["gib"]),
+            row["splits_context"] == "1",
         )
         for row in csv.DictReader(text.splitlines())
     }

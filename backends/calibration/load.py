@@ -44,7 +44,8 @@ def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
             document["name"] = name
             if isinstance(other := document.get("methods_from"), str) and isinstance(document.get("methods"), dict):
                 with paths_from(Path(name).parent):
-                    document["methods"] = dict(_loaded(full_name(other), (*via, name)).methods) | document["methods"]
+                    taken = _loaded(full_name(other), (*via, name)).taken_by_others()
+                document["methods"] = taken | document["methods"]
         if not problems:
             return Calibration.model_validate(document)
     except ValidationError as error:

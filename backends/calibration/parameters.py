@@ -63,6 +63,7 @@ class EngineParameters:
     # `scheduler_reserve_full_isl`.
     reserves_sequence: bool = False
     asynchronous: bool = False  # whether a step is scheduled while the one before it runs: vLLM's `async_scheduling`
+    outside_s: float = 0.0  # see `Calibration.outside_s`
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:
@@ -101,7 +102,10 @@ class EngineParameters:
             adaptive=adaptive,
             drafter_limit=drafter_limit or _limit(calibration, method, config),
             reserves_sequence=True,
-            asynchronous=method in ASYNCHRONOUS and not config.get("disable_padded_drafter_batch"),
+            outside_s=calibration.outside_s,
+            asynchronous=method in ASYNCHRONOUS
+            and limits.asynchronous
+            and not config.get("disable_padded_drafter_batch"),
         )
 
     @property

@@ -15,6 +15,12 @@ _LARGE_GIB = 70
 _OTHER_PRECISION = " (another precision: off by 45.7% in the median, up to 130%)"
 """TPOT of other versions of the engine, as `python -m benchmarks.calibration scaled TABLE` prints it."""
 
+_UNSPLIT_LAYER_S, _LAYER_KIB = 45e-9, 4
+"""`StepTime.per_unsplit_token_s` of a layer, and its KV cache, of 8 heads of 128 as in Llama and Qwen.
+
+1.4 ms for 31,000 tokens on an RTX 3090 Ti: github.com/vllm-project/flash-attention pull request 190.
+"""
+
 _GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
 _SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
 
@@ -39,12 +45,14 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     compute = source.tflops[calibration.precision] / target.tflops[wanted]
     attention = source.tflops[Precision.BF16] / target.tflops[Precision.BF16]
     step, memory = calibration.step, calibration.memory
+    unsplit_s = _UNSPLIT_LAYER_S * memory.kv_kib_per_token / _LAYER_KIB
     # Reading takes as long as computing at the knee, unless it is where all experts are read, or the graphs end.
     waking = step.per_token_below_knee_s > step.per_token_above_knee_s
     knee_tokens = (
         step.knee_tokens if waking or step.graph_tokens else round(step.knee_tokens * bandwidth * smaller / compute)
     )
-    experts_s = step.experts_s + waking * step.knee_tokens * step.per_token_below_knee_s
+    waking_tokens = step.knee_tokens if waking and not step.graph_tokens else 0
+    experts_s = step.experts_s + waking_tokens * step.per_token_below_knee_s
     all_weights_s = memory.weights_gib * 2**30 / (number * source.bandwidth_tb_s * 1e12)
     read_s = min(step.base_s, max(0.0, all_weights_s - experts_s))
     large = target.gib >= _LARGE_GIB and not target.name.startswith("A100")
@@ -68,6 +76,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
                     "per_token_above_knee_s": step.per_token_above_knee_s * compute,
                     "per_context_token_s": step.per_context_token_s * bandwidth,
                     "per_attended_s": step.per_attended_s * attention,
+                    "per_unsplit_token_s": 0.0 if target.splits_context else step.per_unsplit_token_s or unsplit_s,
                     "source": f"{calibration.name}'s, scaled from {source.name} in {calibration.precision}",
                 }
             ),
@@ -91,7 +100,7 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
     """Return the calibration of a base engine, whose methods are as in that of another machine."""
     engine = base_engines()[name]
     model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
-    like = scaled(like, engine.gpu, weights)
+    like = scaled(like.model_copy(update={"methods": like.taken_by_others()}), engine.gpu, weights)
     stated = engine.engine if " " in engine.engine else f"{engine.engine}, version not stated"
     step = StepTime(
         **{field: value for field, value in engine._asdict().items() if field.endswith("_s")},

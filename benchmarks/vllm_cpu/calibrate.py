@@ -28,7 +28,7 @@ def fitted_document(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the calibration document: the template with the fitted numbers."""
     document: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
     calibration = fit(cells, Calibration.model_validate(document))
-    step = calibration.step.model_dump(exclude={"source"})
+    step = calibration.step.model_dump(exclude={"source"}, exclude_defaults=True)
     step = {name: value if name == "knee_tokens" else _rounded(value) for name, value in step.items()}
     document["step"] = {**step, "source": f"baseline: {_LOOPS}; per token above the knee from TTFT of single prompts"}
     for method, entry in calibration.methods.items():

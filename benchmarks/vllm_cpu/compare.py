@@ -14,8 +14,8 @@ from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell
 from benchmarks.vllm_cpu.simulate import Figures, measured, middle, reported, scripts, simulated
 
 AIM = 0.20
-TURNAROUND_S = 0.005
-"""From the end of an answer to the arrival of the client's next request: the HTTP server and tokenising."""
+TURNAROUND_S = 0.002
+"""From the end of an answer to the next request of the client."""
 
 
 @dataclass(frozen=True, slots=True)

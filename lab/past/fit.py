@@ -62,6 +62,8 @@ def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed l
         if group in measured:
             content.pop("unmeasured_ms", None)
         content["source"] = f"{how}; towards {like.name}'s, times {scale:.2f}"
+    for name, entry in document["methods"].items():
+        entry["taken_from"] = "" if name in measured else like.name
     own[""] = document
     for (group, name), value in zip(prior, values, strict=True):
         own[group][name] = float(f"{value:.4g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import yaml
 
 from backends.calibration.calibration import Calibration, Kind
-from backends.calibration.files import calibration_names
+from backends.calibration.files import known_calibrations
 from backends.calibration.load import load_calibration
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method, serve_config
@@ -86,7 +87,7 @@ def simulated_pool(
     """
     name = load_calibration(named).name if named else None
     specs = [_spec(each, backend, name) for each, backend in served.backends.items()]
-    sources = {one.calibration: Path(one.calibration).name for one in specs}
+    sources = {name: Path(name).name if os.path.isabs(name) else name for name in (one.calibration for one in specs)}
     real = [one for one in specs if not one.calibration]
     if not real:
         return SimulatedPool(tuple(specs), sources)
@@ -100,7 +101,7 @@ def simulated_pool(
         raise UsageError(
             f"--calibration: the trace has no times of {', '.join(one.name for one in real)}, so how long their steps "
             "take is not known. Replay what this gateway has recorded of them (recorder: in the pool file), or name "
-            f"the calibration of a like model and GPU: a file of `gateway calibrate`, {', '.join(calibration_names())}"
+            f"the calibration of a like model and GPU: {known_calibrations()}"
         )
     fits: dict[tuple[str, ...], str] = {}
     for number, one in enumerate(specs):

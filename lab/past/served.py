@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from backends.calibration.batch_schedule import UNSPLIT_ROWS
 from backends.calibration.calibration import Calibration, Kind
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import draft_tokens
@@ -142,17 +143,22 @@ def _amounts(
     tokens = decoded + prompts / steps
     # What drafting takes by its share of the verification goes with it.
     own = steps * (1 + like.method(served.method).drafting.verify_share)
+    reads = {("step", "per_context_token_s"): context}
+    if served.k and step.per_unsplit_token_s:  # of these the longest counts, by the other calibration
+        reads |= {("step", "per_unsplit_token_s"): context / batch, ATTENDED: UNSPLIT_ROWS * context}
+        longest_s = np.maximum.reduce([getattr(step, name) * each for (_, name), each in reads.items()])
+        reads = {cost: each * (getattr(step, cost[1]) * each >= longest_s) for cost, each in reads.items()}
     amounts = {
         ("step", "base_s"): own,
         ("step", "overhead_s"): steps,
         ("step", "per_token_below_knee_s"): own * below,
         ("step", "per_token_above_knee_s"): own * (tokens - below),
         ("step", "per_request_s"): own * batch,
-        ("step", "per_context_token_s"): own * context * (1 + step.context_per_draft * served.drafted),
         ("step", "no_graph_s"): own * (step.graph_tokens > 0) * (tokens > step.graph_tokens),
         ("step", "experts_s"): own * (1 - (1 - with_prompt) * (1 - step.expert_share) ** decoded),
-        ATTENDED: computed @ (prompt**2 / 2),
     }
+    amounts |= {cost: own * each for cost, each in reads.items()}
+    amounts[ATTENDED] = amounts.get(ATTENDED, 0.0) + computed @ (prompt**2 / 2)
     if served.k:
         parameters = EngineParameters.of(like, served.method, served.config)
         k = np.full(len(batch), served.k)

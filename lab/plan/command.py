@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.calibration.calibration import Calibration
-from backends.calibration.files import calibration_names
+from backends.calibration.files import known_calibrations
 from backends.calibration.load import load_calibration
 from backends.files.draft_config import lowers_context
 from backends.speculation import Method, serve_config
@@ -89,7 +89,7 @@ def _machine(
     simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
     name = options.calibration or next(iter(simulated), None)
     if name is None:
-        raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
+        raise UsageError(f"--calibration: name the target model and GPU: {known_calibrations()}")
     if pool is None:
         return load_calibration(name), None
     past = past_of(simulated_pool(pool, requests, machine=name), requests)

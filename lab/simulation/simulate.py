@@ -110,10 +110,9 @@ class _Simulation:
 
         self._pool = pool
         self._requests = requests
-        self._replicas, self._outside_s = [], []
+        self._replicas = []
         for spec in pool:
             calibration = load_calibration(spec.calibration)
-            self._outside_s.append(calibration.outside_s)
             parameters = EngineParameters.of(
                 calibration,
                 spec.method,
@@ -256,8 +255,7 @@ class _Simulation:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
             self.ends.append((number, completion.ended_s))
-            outside_s = self._outside_s[completion.replica]
-            self._e2e_s[number], self._ttft_s[number] = completion.e2e_s + outside_s, completion.ttft_s + outside_s
+            self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             tree = self._trees.get(completion.replica)

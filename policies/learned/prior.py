@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from backends.calibration.batch_schedule import context_s
 from backends.calibration.calibration import Kind
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.load import load_calibration
@@ -62,7 +63,7 @@ def expected_step(
         + (step.speculation_overhead_s + drafting.base_s + passes * drafting.per_pass_s if passes else 0.0),
         per_request_s=share * (step.per_request_s + step.per_token_above_knee_s * verified)
         + passes * drafting.per_request_s,
-        per_context_token_s=share * step.per_context_token_s * (1.0 + step.context_per_draft * (verified - 1.0))
+        per_context_token_s=share * float(context_s(step, np.ones(1), 0.0, unsplit=verified > 1.0)[0])
         + passes * drafting.per_context_token_s,
         per_prompt_token_s=share * step.per_token_above_knee_s,
     )

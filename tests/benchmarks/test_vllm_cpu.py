@@ -30,7 +30,7 @@ TRUE = {
 
 
 def template() -> Calibration:
-    return Calibration.model_validate(yaml.safe_load(TEMPLATE.read_text(encoding="utf-8")))
+    return Calibration.model_validate(yaml.safe_load(TEMPLATE.read_text(encoding="utf-8")) | {"outside_s": 0.0})
 
 
 def answered(rng: np.random.Generator, prompt_tokens: int, output_tokens: int) -> Answer:

@@ -295,10 +295,12 @@ class Fleet:
         if blocks_at != NONE:
             self._blocks.give_back(blocks_at, 2 * prefix_blocks)
         self._free.append(slot)
-        self.replicas[replica].in_flight -= 1
+        served = self.replicas[replica]
+        served.in_flight -= 1
+        later_s = served.parameters.outside_s
         return Completion(
-            identity, replica, arrived_s, first_s, ended_s, prompt, output, cached, steps, drafted, accepted,
-            preemptions,
+            identity, replica, arrived_s, first_s + later_s, ended_s + later_s, prompt, output, cached, steps, drafted,
+            accepted, preemptions,
         )  # fmt: skip
 
     def _add_slots(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from backends.calibration.batch_schedule import UNSPLIT_ROWS
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine import blocks, draws
 from backends.simulator.engine.compiled import compiled
@@ -143,8 +144,8 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
     if adaptive:
         choose_verified(state, replica, batch)
 
-    batch_tokens = context_tokens = scheduled = emitting = drafting = firsts = drafted_tokens = longest = 0
-    attended, attending_drafts = 0.0, 0
+    batch_tokens = context_tokens = scheduled = emitting = drafting = firsts = drafted_tokens = longest = deepest = 0
+    attended = 0.0
     for column in range(replica.running):
         request = state.requests[batch[column]]
         granted = request.granted
@@ -153,6 +154,7 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
         scheduled += 1
         batch_tokens += granted
         context_tokens += request.computed
+        deepest = max(deepest, request.computed)
         longest = max(longest, request.computed + granted)
         rest = request.prompt + request.sent - request.computed
         if rest > 1:
@@ -170,7 +172,6 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
             if adaptive:
                 verified = request.verified
                 batch_tokens -= drafted - verified
-            attending_drafts += verified * request.computed
             if dummies:
                 pass
             elif request.steps_at != NONE:
@@ -205,10 +206,14 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
         if rest > 1 and request.prefix_blocks and replica.prefix_caching:
             blocks.publish(state, replica, request)
 
+    context_s = replica.per_context_token_s * context_tokens
+    if replica.per_unsplit_token_s and drafted_tokens:
+        tiles_s = UNSPLIT_ROWS * replica.per_attended_s * context_tokens
+        context_s = max(context_s, tiles_s, replica.per_unsplit_token_s * deepest)
     verify_s = (
         tokens_s(replica, batch_tokens)
         + replica.per_request_s * emitting
-        + replica.per_context_token_s * (context_tokens + replica.context_per_draft * attending_drafts)
+        + context_s
         + replica.per_attended_s * attended
     )
     if replica.schedule:

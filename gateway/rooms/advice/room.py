@@ -153,7 +153,9 @@ class AdviceRoom(Room):
             "premises": [
                 f"Steps that were not measured here are by a calibration: {each}"
                 for name in dict.fromkeys(each.calibration for each in evidence.backends if each.calibration)
-                for each in load_calibration(name).premises(())
+                for each in load_calibration(name).premises(
+                    b.method for b in evidence.backends if b.calibration == name
+                )
             ],
             "findings": [asdict(each) for each in (*advise(evidence), *self._of_rooms(evidence.name))],
         }

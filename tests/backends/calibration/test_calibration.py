@@ -54,7 +54,8 @@ def test_a_calibration_is_named_by_its_path_too_and_takes_methods_from_another(t
     assert (mine.hardware, mine.name) == ("mine", own)
     assert load_calibration(own) is mine
     assert mine.methods[Method.EAGLE].weights_gib == 7.5
-    assert mine.methods[Method.EAGLE3] == load_calibration(H100).methods[Method.EAGLE3]
+    taken = {"taken_from": str(tmp_path / "theirs.yaml")}
+    assert mine.methods[Method.EAGLE3] == load_calibration(H100).methods[Method.EAGLE3].model_copy(update=taken)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,8 @@ def test_what_was_not_measured_is_said_once() -> None:
     assert "0.04 to 3 ms" in premise
     assert measured.startswith("llama-3.1-8b-h100@L40S is meta-llama/Llama-3.1-8B-Instruct in bf16 on 1x L40S, ")
     assert "measured with vLLM 0.10.1.1, scaled from H100 in bf16; its error on other figures is not known" in measured
-    (measured,) = load_calibration("h200/llama-3.1-70b/fp8").premises([Method.EAGLE3])
+    measured, drafts = load_calibration("h200/llama-3.1-70b/fp8").premises([Method.BASELINE, Method.EAGLE3])
+    assert drafts.startswith("Drafting times and acceptance of eagle3 were not measured for h200/llama-3.1-70b/fp8: ")
+    assert drafts.endswith(" they are llama-3.1-70b-4xh100's.")
     assert "in fp8 on 1x H200, measured with vllm, version not stated; off by 1.3% in the median, " in measured
     assert "another GPU: 16.2%, up to 369%" in measured

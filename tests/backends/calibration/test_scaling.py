@@ -8,6 +8,7 @@ from operator import mul
 import numpy as np
 import pytest
 
+from backends.calibration.base_engines import base_engines
 from backends.calibration.batch_schedule import decode_step_s
 from backends.calibration.calibration import Calibration, Drafting
 from backends.calibration.draft_profile import rates_to
@@ -40,6 +41,15 @@ def test_less_bandwidth_never_makes_a_step_shorter_and_fewer_bytes_never_longer(
     assert "another precision: off by 45.7% in the median" in str(fp8.measured)
     assert "another precision" not in str(bf16.measured)
     assert fp8.kv_tokens(Method.BASELINE) > bf16.kv_tokens(Method.BASELINE)
+
+
+@pytest.mark.parametrize("name", [name for name, each in base_engines().items() if not each.experts_s])
+def test_a_step_of_a_dense_model_takes_as_long_as_reading_its_weights(name: str) -> None:
+    engine = load_calibration(name)
+    number = int(engine.hardware.partition("x")[0])
+    for gpu in gpus().values():
+        there = scaled(engine, gpu.name, engine.precision)
+        assert there.step.base_s > 0.8 * there.memory.weights_gib * 2**30 / (number * gpu.bandwidth_tb_s * 1e12)
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ further model names
 21:7: models.llama.backends.head: duplicate key, first set on line 17; keep one
 22:30: models.llama.backends.tree.simulate: set together with url; a backend has one of url, serve and simulate
 22:54: models.llama.backends.tree.simulate.calibration: no calibration is called 'llama-3.1-8b-h1000'; did you mean \
-'llama-3.1-8b-h100'?, or give the path of a YAML file
+'llama-3.1-8b-h100'?
 22:74: models.llama.backends.tree.simulate.sed: unknown key; did you mean 'seed'?
 22:88: models.llama.backends.tree.url: a Unix socket needs an absolute path: unix:/path/to.sock
 23:7: models.llama.backends.none: has none of url, serve and simulate; set one of them

@@ -85,7 +85,7 @@ def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], dr
         tokens, context_tokens = 1 + drafted[position], prompt_tokens + position - 1
         total_s += step_s(parameters, tokens, context_tokens, k, 1, drafted=drafted[position] > 0)
         position += emitted[position]
-    return total_s
+    return total_s + parameters.outside_s
 
 
 def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], name: str = "least_loaded") -> Replayed:

@@ -57,7 +57,7 @@ def totals(steps: list[EngineStep]) -> dict[int, int]:
 def test_step_times_follow_the_formula_with_every_calibration(name: str, method: Method) -> None:
     config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
     parameters = EngineParameters.of(load_calibration(name), method, config)
-    step = parameters.step.model_copy(update={"per_attended_s": 0.0, "context_per_draft": 0.0})  # test_newer_engines
+    step = parameters.step.model_copy(update={"per_attended_s": 0.0, "per_unsplit_token_s": 0.0})  # test_newer_engines
     parameters = replace(parameters, step=step)
     rng = np.random.default_rng(1)
     engine = engine_of(parameters)

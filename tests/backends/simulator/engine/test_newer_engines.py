@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends.calibration.batch_schedule import decode_step_s
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import ASYNCHRONOUS, EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.script import Script
@@ -28,9 +29,9 @@ def accepting(prompt: int, output: int, k: int = 3) -> Script:
     return Script(prompt, output, emitted, np.full(output, k, np.int32))
 
 
-def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_context() -> None:
+def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_context_more_if_it_is_not_split() -> None:
     usual = replace(DRAFTS, max_num_batched_tokens=100)
-    long = replace(usual, step=STEP.model_copy(update={"per_attended_s": 1e-6, "context_per_draft": 0.5}))
+    long = replace(usual, step=STEP.model_copy(update={"per_attended_s": 1e-8, "per_unsplit_token_s": 1e-6}))
     taken = []
     for parameters in (usual, long):
         engine = engine_of(parameters)
@@ -38,9 +39,9 @@ def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_contex
         taken.append(steps_of(engine))
     share = 1 + DRAFTING.verify_share  # in steps that draft
     more = [later.duration_s - before.duration_s for before, later in zip(*taken, strict=True)]
-    chunks = [1e-6 * 100 * 50, 1e-6 * 100 * 150, share * 1e-6 * 50 * 225]
-    context = share * STEP.per_context_token_s * 0.5 * 3
-    assert more == pytest.approx([*chunks, context * 250, context * 254])
+    token_s = 1e-6 - STEP.per_context_token_s
+    chunks = [1e-8 * 100 * 50, 1e-8 * 100 * 150, share * 1e-8 * 50 * 225]
+    assert more == pytest.approx([*chunks, share * token_s * 250, share * token_s * 254])
     expected = decode_step_s(long, np.array([1.0]), 3, 254.0)
     assert taken[1][-1].duration_s == pytest.approx(expected[0])
 
@@ -177,6 +178,16 @@ def test_an_idle_engine_does_not_wait_and_newer_settings_are_on_by_default() -> 
         parameters = EngineParameters.of(H100, method, {"num_speculative_tokens": 3} if method else None)
         assert parameters.reserves_sequence
         assert parameters.asynchronous is (method in ASYNCHRONOUS) is (method not in (Method.SUFFIX, Method.NGRAM))
+    assert not EngineParameters.of(load_calibration("tiny-cpu"), Method.BASELINE).asynchronous  # vLLM's choice on CPUs
+
+
+def test_a_request_takes_longer_than_its_steps_by_what_is_outside_of_them() -> None:
+    took_s = []
+    for outside_s in (0.0, 0.5):
+        engine = engine_of(replace(PLAIN, outside_s=outside_s))
+        engine.submit_script(0, plain(10, 5), 0.0)
+        took_s += [(done.ttft_s, done.e2e_s) for done in engine.advance(math.inf)]
+    assert np.subtract(*took_s[::-1]) == pytest.approx([0.5, 0.5])
 
 
 def test_the_limit_of_a_drafter_is_that_of_the_config_or_of_the_head() -> None:
