@@ -34,6 +34,8 @@ _LATE_S: Final = 30.0
 _HELD_UP_S: Final = 1.0
 """For how long a busy machine may hold up a report to a policy, which counts back from when it comes."""
 _POLL_MS: Final = 200
+_HEARTBEAT_MS: Final = 10_000
+"""How often a connection is tried: that to a host which has vanished would stay open for ever."""
 _MOST_WAITING: Final = 8
 """Messages of an engine that wait in this process; further ones wait at the engine."""
 _TURN_S: Final = 0.02
@@ -200,6 +202,7 @@ def _subscribed(endpoint: str) -> Any:
         socket.set(zmq.RCVHWM, _MOST_WAITING)
         socket.set(zmq.MAXMSGSIZE, MOST_BYTES)
         socket.set(zmq.LINGER, 0)
+        socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.subscribe(b"")
         socket.connect(endpoint)
     except zmq.ZMQError:

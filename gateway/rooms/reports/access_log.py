@@ -20,12 +20,12 @@ class AccessLog:
     def __init__(self) -> None:
         log.setLevel(logging.INFO)  # in every worker; but for the first they log errors only
 
-    def write(self, trails: Sequence[Trail]) -> bool:
+    def write(self, trails: Sequence[Trail]) -> str:
         """Write the lines of requests."""
         for trail in trails:
             with background.guarded("observers", of="the access log"):
                 log.info("%s %s %d", trail.method, trail.path, trail.status, extra={"fields": fields_of(trail)})
-        return True
+        return ""
 
     def close(self) -> None:
         """Nothing is held."""

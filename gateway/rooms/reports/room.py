@@ -43,8 +43,8 @@ class Sink(Protocol):
 
     signal: str  # what it makes of them, as a label
 
-    def write(self, trails: Sequence[Trail]) -> bool:
-        """Pass trails on; return whether that succeeded."""
+    def write(self, trails: Sequence[Trail]) -> str:
+        """Pass trails on; return why that failed, empty if it did not."""
 
     def close(self) -> None:
         """Free what it holds, and give up what it is waiting for."""
@@ -107,15 +107,15 @@ class Outlet:
 
     def _pass_on(self, trails: list[Trail]) -> None:
         try:
-            succeeded, why = self._sink.write(trails), "the collector does not take them"
+            problem = self._sink.write(trails)
         except Exception as error:  # noqa: BLE001 -- a defect in one batch must not end the thread
-            succeeded, why = False, place_of(error)
-        self._passed["sent" if succeeded else "failed"] += len(trails)
-        if not succeeded and self._logged.may_say():
+            problem = place_of(error)
+        self._passed["failed" if problem else "sent"] += len(trails)
+        if problem and self._logged.may_say():
             log.warning(
                 "%s are lost: %s (logged once a minute; gateway_telemetry_requests_total counts the requests)",
                 self._sink.signal,
-                why,
+                problem,
             )
 
 

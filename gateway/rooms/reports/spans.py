@@ -43,26 +43,42 @@ Attributes = dict[str, AttributeValue | None]
 """None and empty texts are left out."""
 
 
+class _FirstSaid(logging.Handler):
+    """Keeps the first of what the library has logged of an export, which says most of why it failed."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self.text = self.text or record.getMessage()
+
+
 class Spans:
     """Exports a span for each sampled request, and one below it for each attempt."""
 
     signal = "spans"
 
     def __init__(self, settings: OtlpSettings) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # the outlet counts and logs failed exports
+        self._said = _FirstSaid()
+        library = logging.getLogger("opentelemetry")  # the outlet counts and logs failed exports
+        library.setLevel(logging.WARNING)
+        library.propagate = False
+        library.addHandler(self._said)
         self._resource = _resource()
         endpoint = None if settings.endpoint is None else f"{settings.endpoint}/v1/traces"
         headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
         self._exporter = OTLPSpanExporter(endpoint, headers=headers or None, timeout=_timeout_s())
 
-    def write(self, trails: Sequence[Trail]) -> bool:
+    def write(self, trails: Sequence[Trail]) -> str:
         """Export the spans of requests."""
         offset_s = time.time() - time.perf_counter()
         spans: list[ReadableSpan] = []
         for trail in trails:
             with background.guarded("observers", of="spans"):
                 spans += self._spans(trail, offset_s)
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        self._said.text = ""
+        result = self._exporter.export(spans)
+        return "" if result is SpanExportResult.SUCCESS else self._said.text or "the collector does not take them"
 
     def close(self) -> None:
         """End the connection, and the wait for a collector that is out of reach."""

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from gateway.rooms.kv_events.room import KvEventsRoom
 from tests.gateway.conftest import ADMIN_KEY, Running, Start
 from tests.gateway.rooms.kv_events.test_cache import message, removed, stored
 from tests.support.upstream import Wire
-from tests.support.waiting import TIMEOUT_S
+from tests.support.waiting import TIMEOUT_S, eventually
 
 TEXT = "A conversation that is long enough for a prefix cache. " * 40
 LEARNED = {"name": "learned", "guardrail": {"share": 0}}
@@ -202,6 +203,42 @@ async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was
         join(running.gateway)
         assert "cached, by estimate" in await note(running)
         await running.until(lambda: not _room(running)._engines)
+
+
+async def test_an_engine_whose_host_has_vanished_is_looked_for_again(
+    engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address leads to another host by now; the first one has closed nothing."""
+    monkeypatch.setattr(room, "_HEARTBEAT_MS", 50)
+    has_vanished, opened = asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to = other if has_vanished.is_set() else engine
+        there = await asyncio.open_connection("127.0.0.1", int(to.endpoint.rpartition(":")[2]))
+        opened.extend([writer, there[1]])
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                if to is other or not has_vanished.is_set():
+                    sink.write(data)
+
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    def hears(publisher: Publisher, name: bytes) -> bool:
+        publisher.send([b"", name, b""])
+        return bool(socket.poll(10)) and socket.recv_multipart()[1] == name
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    socket = room._subscribed(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await eventually(lambda: hears(engine, b"first"))
+    has_vanished.set()
+    await eventually(lambda: hears(other, b"second"))
+    socket.close(linger=0)
+    server.close()
+    for each in opened:
+        each.close()
+        with suppress(ConnectionError):
+            await each.wait_closed()
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.Lo
     broken, good = (Trail(lambda _: None, each, "GET", "/", b"", None, None) for each in (b"broken", b"good"))
     broken.ended_s = None  # type: ignore[assignment]
     good.arrived_s, good.ended_s = 1.0, 2.0
-    assert AccessLog().write([broken, good])
+    assert not AccessLog().write([broken, good])
     assert [
         getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"
     ] == ["good"]

@@ -221,6 +221,15 @@ async def test_a_dead_collector_loses_spans_counts_them_and_slows_no_request() -
     assert counted(running, "failed") + counted(running, "dropped") == 30
 
 
+async def test_why_a_collector_takes_no_spans_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with otlp_receiver() as received:
+        received.status = 401
+        async with start_gateway({"a": "baseline"}, telemetry={"otlp": {"endpoint": received.url}}) as running:
+            assert (await running.chat()).status_code == 200
+    (said,) = (each for each in caplog.messages if "spans are lost" in each)
+    assert "401" in said
+
+
 @pytest.mark.slow
 async def test_each_process_has_an_id_and_the_variables_of_the_sdk_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     with otlp_receiver() as received:
