@@ -79,7 +79,7 @@ class Said:
     context_tokens: int = 0  # tokens of the longest context, by that entry; 0 if it does not say
     served: tuple[str, ...] = ()  # names of its models, without adapters
     adapters: frozenset[str] = frozenset()  # names of the LoRA adapters that it has loaded
-    version: str = ""  # of its vLLM, if that is asked for; empty if it does not say
+    version: str = ""  # of its vLLM; empty if it does not say
     tells_pause: bool = False  # whether it tells that it is paused: in development mode
 
     @property

@@ -135,8 +135,8 @@ class Probe:
     async def version(self) -> str:
         """Ask for the version of vLLM; empty without an answer."""
         match as_json(await self.request("GET", "/version", most_bytes=_MOST_SHORT_BYTES)):
-            case {"version": said}:
-                return printable(str(said))
+            case {"version": str(said)}:
+                return printable(said)
         return ""
 
     async def meets_several(self) -> bool:
@@ -213,7 +213,7 @@ class Probe:
             is_other = self.was_refused or is_recreated or _lasting(listed) != _lasting(known)
         self.was_refused, is_new = False, is_other or known.card is None
         version = "" if is_new else known.version
-        if self._asks_version and not version:
+        if (is_new or self._asks_version) and not version:
             version = await self.version()
         paused = await self._paused() if is_new or known.tells_pause else None
         said = replace(listed, version=version, tells_pause=paused is not None or (known.tells_pause and not is_new))

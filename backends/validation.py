@@ -61,7 +61,7 @@ class Issue:
 class CheckedModel(BaseModel):
     """Base of settings: unknown keys are errors, and all errors are raised together, each with its path."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

@@ -43,6 +43,9 @@ class Decision:
         of choosing it, in [0, 1].
     costs
         What the policy minimises, for each of them; empty if it does not tell.
+    arm, arm_chance
+        Where ways of serving are compared: the arm that the request was given to, and how likely that was, which the
+        propensities include.
 
     References
     ----------
@@ -67,6 +70,8 @@ class Decision:
     predicted_s: Sequence[float | None]
     propensities: Sequence[float]
     costs: Sequence[float]
+    arm: str
+    arm_chance: float
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -81,6 +86,8 @@ class Decision:
         predicted_s: Sequence[float | None] = (),
         propensities: Sequence[float] = (),
         costs: Sequence[float] = (),
+        arm: str = "",
+        arm_chance: float = 1.0,
     ) -> None:
         self.backend = backend
         self.policy = policy
@@ -93,6 +100,8 @@ class Decision:
         self.predicted_s = predicted_s
         self.propensities = propensities
         self.costs = costs
+        self.arm = arm
+        self.arm_chance = arm_chance
 
     def __deepcopy__(self, copied: dict[int, object]) -> Decision:
         """Return the decision itself, which is immutable; a compiled class has no other way to be copied."""

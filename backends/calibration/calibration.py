@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from backends.calibration.files import context_shift
 from backends.calibration.gpus import Precision
@@ -18,7 +18,6 @@ from backends.validation import CheckedModel
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
-_CONFIG: Final = ConfigDict(allow_inf_nan=False)
 ELSEWHERE: Final = (
     "Another version of vLLM: 3.7% in the median, up to 427%; another GPU: 16.2%, up to 369%. `gateway calibrate` and "
     "records of your own replicas replace it."
@@ -70,8 +69,6 @@ def nearest_kind(kind: str, available: Container[Kind]) -> Kind:
 
 class _Sourced(CheckedModel):
     """A group of numbers with their source."""
-
-    model_config = _CONFIG
 
     source: str = Field(min_length=1)
 
@@ -179,8 +176,6 @@ class Acceptance(_Sourced):
 class MethodCalibration(CheckedModel):
     """The costs and acceptance of one method."""
 
-    model_config = _CONFIG
-
     drafting: Drafting  # time of drafting
     taken_from: str = ""  # another calibration, if it was not measured with this target and machine
     # Acceptance by kind of text; empty for methods that are replayed on the text.
@@ -274,8 +269,6 @@ class Calibration(CheckedModel):
     >>> calibration.kv_tokens(Method.BASELINE)
     439746
     """
-
-    model_config = _CONFIG
 
     name: str  # in the package; of a file, its path
     target: str

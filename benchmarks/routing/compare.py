@@ -27,14 +27,16 @@ from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare
 from benchmarks.routing.worlds import POOL_OF, World, specs_of
 from benchmarks.table import head, row
-from gateway.rooms.compare.definition import block_for, longer_block_s
+from gateway.rooms.compare.definition import MANY, block_for, longer_block_s
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import Replayed, replay
 from policies.decision import Outcome
 from policies.experiment.curve import Crossing, Point
-from policies.experiment.experiment import BLOCKS, Evidence, Experiment, Plan
+from policies.experiment.evidence import BLOCKS, Evidence
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import SHOWN, Stage, verdict_of
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Policy
@@ -101,11 +103,11 @@ class Cell:
         """Whether the traffic is the same all the time."""
         return self.arrivals == "poisson" and self.mix == "even"
 
-    def plan(self, seed: int, block_s: float) -> Plan:
+    def plan(self, seed: int, block_s: float, before: Plan | None = None) -> Plan:
         """Return what is compared."""
         names = [f"{arm}{at}" for at, arm in enumerate(self.shape[0] * ARMS[:1] + self.shape[1] * ARMS[1:])]
         groups = tuple(frozenset(name for name in names if name.startswith(arm)) for arm in ARMS)
-        return Plan(f"run {seed}", ARMS, groups, block_s=block_s, usual=self.usual)
+        return Plan(f"run {seed} {block_s:g}", ARMS, groups, block_s=block_s, usual=self.usual, before=before)
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class Run:
     """What a run showed."""
 
     block_s: float
-    looks: dict[int, Point]  # at 95%, by the blocks before them
+    looks: dict[int, Point]  # at 95%, by the last of the blocks that they go by
     stage: Stage  # with which it first could end
     better: str
     ended_s: float
@@ -144,14 +146,11 @@ class Compared(Policy, Learner, Maintained):
         self.sent: dict[int, Experiment] = {}
         self.looks: dict[int, Point] = {}
         self.ended: tuple[Stage, str, float] | None = None
-        self.begin(block_s)
-
-    def begin(self, block_s: float) -> None:
-        """Begin to compare with blocks of such a length."""
-        self.plan = self.cell.plan(self.seed, block_s)
-        count, seed = 2 if self.cell.trouble == "gateways" else 1, CHANCE - self.seed
+        self.usual: list[bool] = []  # of each request, whether it came in a block as usual
+        self.plan = cell.plan(seed, block_s)
+        count = 2 if cell.trouble == "gateways" else 1
         self.statistics = [Statistics([BLOCKS], lambda: self.now_s()) for _ in range(count)]  # noqa: PLW0108
-        self.experiments = [Experiment(self.plan, each, seed - at) for at, each in enumerate(self.statistics)]
+        self.experiments = [Experiment(self.plan, each, CHANCE - seed - at) for at, each in enumerate(self.statistics)]
 
     def evidence(self) -> Evidence:
         """Return what the gateways show, which tell each other."""
@@ -161,15 +160,20 @@ class Compared(Policy, Learner, Maintained):
         return Evidence(self.plan, one)
 
     def look(self) -> None:
-        """Look at what was found so far; begin anew if blocks turn out to be too short."""
+        """Look at what was found so far; go on with longer blocks if they turn out to be too short."""
         evidence = self.evidence()
         if (block_s := longer_block_s(self.experiments[0], evidence)) is not None:
-            self.begin(block_s)
+            before = self.plan if len(evidence.blocks) >= MANY else None
+            self.plan = self.cell.plan(self.seed, block_s, before)
+            for each in self.experiments:
+                each.go_on(self.plan)
             return
         found = evidence.fit(*ARMS)
         if found is None:
             return
-        self.looks[int((self.now_s() - self.began_s) // self.first_block_s)] = found.overall(SHOWN)
+        plan, number = self.plan.of_block(max(evidence.blocks))
+        seen_s = (number + 1) * plan.block_s - self.began_s
+        self.looks[max(0, round(seen_s / self.first_block_s) - 1)] = found.overall(SHOWN)
         if self.ended is None:
             verdict = verdict_of(evidence, UNTIL)
             if verdict.stage is not Stage.RUNNING:
@@ -183,10 +187,11 @@ class Compared(Policy, Learner, Maintained):
         if (block := int(self.now_s() // self.plan.block_s)) != self.block:
             self.block = block
             self.look()
+        self.usual.append(self.plan.shares(int(self.now_s() // self.plan.block_s)) is None)
         if self._fails():
             candidates = [each for each in candidates if each.name != "a0"]
         gateway = self.experiments[self.number % len(self.experiments)]
-        decision = self.policy.choose(request, gateway.narrowed(request, candidates))
+        decision = self.policy.choose(request, gateway.give(request, candidates).candidates)
         if self.number % 2 and decision.backend.startswith("a"):
             changed = self.requests[self.number]
             changed.output_tokens = TOKENS.get(self.cell.trouble, changed.output_tokens)
@@ -339,7 +344,7 @@ def play(ground: Ground, cell: Cell, seed: int) -> Run:
     stage, better, ended_s = policy.ended or (Stage.RUNNING, "", cell.hours * 3600)
     arrived_s = np.array([each.arrived_s for each in requests])
     until = arrived_s - arrived_s[0] <= ended_s
-    compares = [policy.plan.shares(int(at // policy.plan.block_s)) is not None for at in arrived_s]
+    compares = [not each for each in policy.usual]
     evidence = policy.evidence()
     found, cost = evidence.fit(*ARMS), evidence.cost(SHOWN)
     true_cost = compared[compares].mean() / usual[compares].mean()

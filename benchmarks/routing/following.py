@@ -28,8 +28,8 @@ from policies.experiment.verdict import Stage
 METHODS: Final = {"b": "baseline", "s": "suffix", "E": "EAGLE-3"}
 ORDER: Final = "Esb"
 """In which a canary tries methods."""
-LONGEST_S: Final = 600.0, 1800.0
-"""Of a comparison: at first, and if that does not decide; after it all stays as it is."""
+LONGEST_S: Final = 600.0, 1800.0, 7200.0
+"""Of a comparison: at first, and while that does not decide; then all stays as it is, as in `gateway canary`."""
 RESTART_S: Final = 300.0
 """In which a replica is away, for each engine that is started anew."""
 DAY_S: Final = 86_400.0

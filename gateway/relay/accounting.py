@@ -151,9 +151,9 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
         metrics.requests.labels(ended.routed.model.name, "", "", ended.label).inc()
         return
     bound = upstream.metrics
-    if ended.rescued_from:
-        first = ended.routed.model.upstreams[ended.rescued_from].metrics.labels
-        metrics.rescues.labels(*first, _RESCUES.get(ended.label, "failed")).inc()
+    first = ended.routed.model.upstreams.get(ended.rescued_from)
+    if first is not None:  # else it was not rescued, or what it was rescued from has left the pool
+        metrics.rescues.labels(*first.metrics.labels, _RESCUES.get(ended.label, "failed")).inc()
     bound.outcomes[ended.label].inc()
     if usage is not None:
         for what in usage.ignored:

@@ -79,6 +79,7 @@ class _Account:
     is_asked: bool = False  # since the last report
     spent: int = 0  # requests admitted that peers may not know of
     spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
+    told_in_flight: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # what peers may take to be in flight
 
     def begin(self) -> None:
         """Count a request that begins."""
@@ -87,9 +88,10 @@ class _Account:
         if self.requests is not None:
             self.requests.level -= 1.0
 
-    def may_take(self, left: float, share: float) -> bool:
-        """Return whether this process may admit one of the requests that are left: it has its share, rounded up."""
-        return self.spent < math.ceil(share * (left + self.spent))
+    @property
+    def grown(self) -> int:
+        """Places that are taken of which peers may not know: of requests that have ended none is."""
+        return self.in_flight - min(self.told_in_flight)
 
 
 class Limits:
@@ -140,7 +142,7 @@ class Limits:
         account.is_asked = True
         if client.max_in_flight is not None:
             left = client.max_in_flight - account.in_flight - account.peers_in_flight
-            if left < 1 or (self._share < 1.0 and has_key and not account.may_take(left, self._share)):
+            if left < 1 or (self._share < 1.0 and has_key and not _may_take(account.grown, left, self._share)):
                 raise GatewayError(
                     429,
                     f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: "
@@ -157,7 +159,7 @@ class Limits:
                 wait_s == 0.0
                 and self._share < 1.0
                 and bucket is account.requests
-                and not account.may_take(bucket.level, self._share)
+                and not _may_take(account.spent, bucket.level, self._share)
             ):
                 wait_s = 1.0
             if wait_s > 0.0:
@@ -274,6 +276,8 @@ class Limits:
             account.peers_in_flight = sum([use.in_flight for use in account.peers.values()])
             account.spent_by_round.append(0)
             account.spent -= account.spent_by_round.pop(0)
+            account.told_in_flight.append(0 if account.reported is None else account.reported.in_flight)
+            del account.told_in_flight[0]
 
     def _account(self, client: Client) -> _Account:
         account = self._accounts.get(client.id)
@@ -293,6 +297,11 @@ class Limits:
             self._limited[client.id] = account
         else:
             self._limited.pop(client.id, None)
+
+
+def _may_take(taken: int, left: float, share: float) -> bool:
+    """Return whether a process that has taken some may take one more of what is left: it has its share, rounded up."""
+    return taken < math.ceil(share * (left + taken))
 
 
 def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from gateway.config.settings import BackendSettings, KeySettings, PoolSettings
+from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.gateway import Room
 
 _HIDDEN = frozenset({"key", "sha256", "env", "api_key", "redis"})
@@ -73,13 +73,15 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, str]]:
         yield path, _changed(path, old, new)
         return
     for key in [*before, *(key for key in after if key not in before)]:
-        inner = f"{path}[{key}]" if path == "keys" else f"{path}.{key}" if path else key
+        inner = f"{path}[{key}]" if isinstance(old, Sequence) else f"{path}.{key}" if path else key
         if key not in after:
             yield inner, "removed"
         elif key not in before:
             yield inner, f"added{_summary(after[key])}"
         else:
             yield from _differences(inner, before[key], after[key])
+    if isinstance(old, Sequence) and [key for key in before if key in after] != [key for key in after if key in before]:
+        yield path, _changed(path, old, new)  # in another order, which may count
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
@@ -88,12 +90,8 @@ def _parts(value: Any) -> dict[str, Any] | None:
         return {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, Mapping):
         return {str(key): each for key, each in value.items()}
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(isinstance(each, KeySettings) for each in value)
-    ):
-        return {each.name: each for each in value}
+    if isinstance(value, Sequence) and all(isinstance(each, BaseModel) and hasattr(each, "name") for each in value):
+        return {each.name: each for each in value}  # keys, or rules of a policy
     return None
 
 
@@ -112,10 +110,12 @@ def _summary(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, BaseModel):
-        value = "set"
+        value = getattr(value, "name", "set")
     elif value is None:
         value = "not set"
+    elif isinstance(value, frozenset):
+        value = f"[{', '.join(sorted(map(_shown, value)))}]"
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        value = f"[{', '.join(_shown(each) for each in value)}]"
+        value = f"[{', '.join(map(_shown, value))}]"
     text = str(value)
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

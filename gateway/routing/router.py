@@ -54,11 +54,8 @@ Sent = deque[tuple[Backend, RequestFeatures]]
 class Narrowing(Protocol):
     """What compares ways of serving: which replicas a request is given to, who chooses, and how deep is drafted."""
 
-    def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
-        """Return those of some candidates that a request is given to; at least one."""
-
-    def choosing(self, policy: Policy) -> Choose:
-        """Return what chooses among them: the policy of the model, or another one in its place."""
+    def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
+        """Return the decision of the policy of the model, or of another one in its place, among some candidates."""
 
     def depth(self, backend: str) -> int | None:
         """Return how many tokens a replica is to draft at most in a step; None if that is its engine's own business."""
@@ -238,12 +235,10 @@ class Router:
                 candidates = [*nearest(routed.features, candidates)]
                 break
         try:
-            chooses = choose or policy.choose
             if choose is None and model.name in self._narrowing and not _is_bound(routed):
-                narrowing = self._narrowing[model.name]
-                candidates = [*narrowing.narrow(routed.features, candidates)]
-                chooses = narrowing.choosing(policy)
-            decision = chooses(features, candidates)
+                decision = self._narrowing[model.name].choose(policy, routed.features, candidates)
+            else:
+                decision = (choose or policy.choose)(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
             if self.sent is not None and choose is None and features.prompt_tokens >= _LEAST_TOLD and features.prefix:

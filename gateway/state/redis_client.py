@@ -75,6 +75,7 @@ class RedisConnection:
         except ValueError as error:
             raise StateError("foreign", f"{self.location}: not written by the gateway: {error}") from None
         except (exceptions.RedisError, OSError) as error:
+            self.client.connection_pool.disconnect()  # after a failover the next one leads to another server
             cause = error.__context__ if isinstance(error, exceptions.WatchError) and error.__context__ else error
             kind = next((kind for error_type, kind in _KINDS if isinstance(cause, error_type)), "refused")
             raise StateError(kind, f"{self.location}: {cause}") from error

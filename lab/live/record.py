@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.transcript import dicts
 from gateway.dialects.usage import Usage, read_usage
 
 _DETAIL_CHARACTERS = 300
@@ -118,9 +119,7 @@ class AnswerReader:
         if not isinstance(document, dict):
             self._record.fail("garbage", f"an event is not an object: {payload[:100]!r}")
             return
-        choices = document.get("choices")
-        if choices:
-            choice = choices[0]
+        for choice in dicts(document.get("choices"))[:1]:
             if choice.get("finish_reason"):
                 self.finished = True
             elif not self._record.chunks_s and _only_names_role(choice):

@@ -73,8 +73,9 @@ class TraceRecord:
         Whether output_tokens is the gateway's estimate, since the engine did not report it.
     overlap, code_share, turns, structured, tools, thinking, baseline_only, qps, in_flight
         As in `policies.features.request.RequestFeatures`.
-    policy, reason, propensity
-        The decision for `backend`: its policy, its reason, and the probability of this choice.
+    policy, reason, propensity, arm
+        The decision for `backend`: its policy, its reason, the probability of this choice, and the arm of a comparison
+        that the request was given to.
     retried_from
         Backend on which the request failed first.
     rescued_from, rescued_at
@@ -147,6 +148,7 @@ class TraceRecord:
     backend: str = ""
     method: str = ""
     propensity: float | None = None
+    arm: str = ""
     retried_from: str = ""
     rescued_from: str = ""
     rescued_at: int | None = None

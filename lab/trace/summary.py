@@ -109,7 +109,7 @@ def _summary(connection: duckdb.DuckDBPyConnection, broken_lines: int) -> dict[s
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
     (times,) = select(
-        "count(*) as requests, min(time) as first_at, max(time) - min(time) as duration_s, "
+        "count(*) as requests, count(time) as timed, min(time) as first_at, max(time) - min(time) as duration_s, "
         "count(*) filter (has_text) as texts "
         "from (select if(isnan(arrived_at), null, arrived_at) as time, has_text from requests)"
     )
@@ -137,9 +137,10 @@ def _summary(connection: duckdb.DuckDBPyConnection, broken_lines: int) -> dict[s
         for name in GROUPS
         if distinct[name]
     }
+    timed = times.pop("timed")
     return times | {
         "broken_lines": broken_lines,
-        "rate_per_s": (times["requests"] - 1) / times["duration_s"] if times["duration_s"] else None,
+        "rate_per_s": (timed - 1) / times["duration_s"] if times["duration_s"] else None,
         "prefix_blocks": blocks["total"],
         "prefix_reuse": max(0.0, 1.0 - blocks["different"] / blocks["total"]) if blocks["total"] else None,
         "exact": exact,

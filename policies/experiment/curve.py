@@ -133,16 +133,22 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     x_mean = float(x.mean())
     x = x - x_mean
     groups, group = np.unique(blocks[block] // GROUP, return_inverse=True)
+
+    def within(values: Floats) -> Floats:
+        """Return values less their mean in the group, so that g need not be fitted."""
+        return values - (np.bincount(group, values) / np.bincount(group))[group]
+
     shown = fewer if in_turns else count
     terms = 3 if shown >= _QUADRATIC_FROM else 2 if shown >= _SLOPES_FROM else 1
     powers = x[:, None] ** np.arange(3)
     in_flight = np.exp(y + x + x_mean)
     # The slope that both have in common is fitted from the first: what arrives is never quite the same at both.
     parts = [powers[:, :terms] * np.where(arms, -0.5, 0.5)[:, None], powers[:, 1 : max(2, terms)]]
-    design = np.concatenate([*parts, (group[:, None] == np.arange(len(groups))).astype(float)], axis=1)
+    columns = np.concatenate(parts, axis=1)
+    design = np.apply_along_axis(within, 0, columns)
     inverse = np.linalg.pinv(design.T @ design)
     solution = inverse @ design.T @ y
-    deviations = y - design @ solution
+    deviations = within(y) - design @ solution
     # Where both arms share their blocks, what these have in common costs no freedom of the difference.
     freedom = count - terms - 1.0 - (len(groups) if in_turns else 0)
     if freedom < 1.0:
@@ -155,9 +161,8 @@ def fit(rows: Sequence[Row]) -> Fit | None:
         covariance = inverse @ (scores.T @ scores) @ inverse * (count / freedom)
     difference, matrix, common = np.zeros(3), np.zeros((3, 3)), np.zeros(3)
     difference[:terms], matrix[:terms, :terms] = solution[:terms], covariance[:terms, :terms]
-    shared = parts[1].shape[1]
-    common[1 : 1 + shared] = solution[terms : terms + shared]
-    common[0] = float(np.bincount(group) / len(rows) @ solution[terms + shared :])
+    common[1 : 1 + len(solution) - terms] = solution[terms:]
+    common[0] = float((y - columns @ solution).mean())
     # Loads at which both have been seen.
     low, high = np.array([np.quantile(x[arms == arm], [_SEEN, 1.0 - _SEEN]) for arm in (0, 1)]).T
     # Without what is explored: where one arm of a block had more, the other had less.

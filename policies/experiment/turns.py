@@ -27,8 +27,12 @@ class Comparison(NamedTuple):
 class Turns:
     """Blocks of time, each of which belongs to an arm or to its control: a switchback experiment [1]_.
 
-    Blocks are compared within groups of neighbours only, so those of groups with one arm are left out. Where the last
-    groups contradict those before them, these are forgotten.
+    Blocks are compared within groups of neighbours only, so those of groups with one arm are left out.
+
+    Parameters
+    ----------
+    forgets
+        Whether groups are forgotten that are old, or that the last ones contradict.
 
     References
     ----------
@@ -36,7 +40,8 @@ class Turns:
        2023.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forgets: bool = True) -> None:
+        self._forgets = forgets
         self._groups: dict[int, list[Row]] = {}  # the oldest first
         self._found: Fit | None = None
         self._is_new = False  # whether blocks came since
@@ -44,7 +49,7 @@ class Turns:
     def add(self, number: int, seconds_per_work: float, arrived_work: float, *, control: bool) -> None:
         """Add a block."""
         group = number // GROUP
-        if group not in self._groups:
+        if self._forgets and group not in self._groups:
             self._forget()
         self._groups.setdefault(group, []).append(Row(number, int(control), seconds_per_work, arrived_work))
         self._is_new = True

@@ -9,7 +9,7 @@ from typing import Final
 
 from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS
 from policies.experiment.curve import Crossing, Fit, Point
-from policies.experiment.experiment import Evidence, Sums, best_first
+from policies.experiment.evidence import Evidence, Sums, best_first
 
 
 class Stage(StrEnum):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from random import Random
-from statistics import fmean, median
-from typing import Any, Final, NamedTuple
+from statistics import median
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from backends.backend import Candidate
 from policies.arm import arm_of
@@ -18,7 +22,7 @@ from policies.learned.prior import expected_by_k
 from policies.learned.replica import KnownReplica
 from policies.learned.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups, is_kind, typical
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.rules.rule import BACKEND
+from policies.rules.rule import BACKEND, RESERVED
 
 DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
     "temperature": TEMPERATURES,
@@ -29,6 +33,11 @@ LEVELS: Final = (1.0, 6.0, 24.0, 80.0)
 """Requests in flight per replica at which choices are compared."""
 MOST_RULES: Final = 8
 """Rules that name workloads, and rules that do not, at most."""
+
+
+_N = TypeVar("_N", float, npt.NDArray[np.float64])
+_Loads = Mapping[str, npt.NDArray[np.float64]]
+"""Requests in flight on the least loaded replica of each target, in situations that choices are compared in."""
 
 
 class Rules(NamedTuple):
@@ -58,7 +67,7 @@ class CostLine(NamedTuple):
     idle_s: float
     each_s: float
 
-    def at(self, requests: float) -> float:
+    def at(self, requests: _N) -> _N:
         """Return the cost beside so many requests."""
         return self.idle_s + self.each_s * requests
 
@@ -180,11 +189,11 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
     kinds = kinds_of(known, candidates)
     if not kinds:
         raise NothingLearnedError("no request was observed yet")
-    situations = _situations(candidates)
-    named = _merged([kind for kind in kinds if kind.workloads != {""}], situations)
-    unnamed = _merged(_alike([replace(kind, workloads=frozenset()) for kind in kinds]), situations)
+    loads = _situations(candidates)
+    named = _merged([kind for kind in kinds if kind.workloads != {""}], loads)
+    unnamed = _merged(_alike([replace(kind, workloads=frozenset()) for kind in kinds]), loads)
     default = _union(unnamed)
-    rules, written, used = list[dict[str, Any]](), list[RuleKind](), set[str]()
+    rules, written, used = list[dict[str, Any]](), list[RuleKind](), {_DEFAULT, *RESERVED}
     for group in (named, unnamed):
         for kind in group:
             when = kind.when(group)
@@ -197,8 +206,9 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
                 rules.append({"name": name, "when": when, "weights": weights, "slack": slack})
                 written.append(kind)
     weights, slack = default.weights()
-    rules.append({"name": "default", "weights": weights, "slack": slack})
-    return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], default.requests)
+    rules.append({"name": _DEFAULT, "weights": weights, "slack": slack})
+    requests = sum(kind.requests for kind in kinds)
+    return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], requests)
 
 
 def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, KnownReplica]:
@@ -241,28 +251,48 @@ def _line(known: Known, replica: KnownReplica, kind: tuple[str, str], usual: tup
     return CostLine(max(1e-9, costs[0] - each_s * LEVELS[0]), each_s)
 
 
-def _merged(kinds: list[RuleKind], situations: Sequence[Mapping[str, float]]) -> list[RuleKind]:
-    """Return fewer kinds: the two that lose least together become one, until each that is left earns its place."""
-    kinds = [*kinds]
-    total = sum(_cost(kind, kind, situations) for kind in kinds)
+class _Merge(NamedTuple):
+    """Kinds that can become one, which meets no other."""
+
+    parts: list[RuleKind]
+    union: RuleKind
+    loss: float  # what their requests cost more then
+
+
+def _merged(kinds: list[RuleKind], loads: _Loads) -> list[RuleKind]:
+    """Return fewer kinds: those that lose least together become one, until each that is left earns its place.
+
+    Of too many, those with the fewest requests are left out: what is decided for others applies to them too.
+    """
+    kinds = kinds[:_MOST_KINDS]
+    own = {id(kind): _cost([kind], kind, loads) for kind in kinds}
+    total, merges = sum(own.values()), dict[tuple[int, int], _Merge]()
     while len(kinds) > 1:
-        losses = []
-        for index, one in enumerate(kinds):
-            for other in kinds[index + 1 :]:
-                union = _union([one, other])
-                if any(_meet(union, third) for third in kinds if third not in (one, other)):
-                    continue
-                alone = _cost(one, one, situations) + _cost(other, other, situations)
-                together = _cost(one, union, situations) + _cost(other, union, situations)
-                losses.append((together - alone, min(one.requests, other.requests), one, other, union))
-        if not losses:
+        for one, other in combinations(kinds, 2):
+            if (id(one), id(other)) not in merges:
+                merges[id(one), id(other)] = _merge([one, other], kinds, loads, own)
+        rare = [each for each in merges.values() if min(part.requests for part in each.parts) < _LEAST_REQUESTS]
+        best = min(rare or merges.values(), key=lambda each: each.loss)
+        if not rare and best.loss > _WORTH * total and len(kinds) <= MOST_RULES:
             break
-        few = [each for each in losses if each[1] < _LEAST_REQUESTS]
-        loss, _, one, other, union = min(few or losses, key=lambda each: each[:2])
-        if not few and loss > _WORTH * total and len(kinds) <= MOST_RULES:
-            break
-        kinds = [kind for kind in kinds if kind not in (one, other)] + [union]
+        union, gone = best.union, {id(part) for part in best.parts}
+        kinds = [kind for kind in kinds if id(kind) not in gone] + [union]
+        own[id(union)] = _cost([union], union, loads)
+        merges = {
+            pair: each
+            for pair, each in merges.items()
+            if gone.isdisjoint(map(id, each.parts)) and not _meet(each.union, union)
+        }
     return sorted(kinds, key=lambda kind: -kind.requests)
+
+
+def _merge(parts: list[RuleKind], kinds: Sequence[RuleKind], loads: _Loads, own: Mapping[int, float]) -> _Merge:
+    """Return some kinds as one, with all that it would meet."""
+    union = _union(parts)
+    while met := [kind for kind in kinds if _meet(union, kind) and all(kind is not part for part in parts)]:
+        parts = parts + met
+        union = _union(parts)
+    return _Merge(parts, union, _cost(parts, union, loads) - sum(own[id(part)] for part in parts))
 
 
 def _alike(kinds: Iterable[RuleKind]) -> list[RuleKind]:
@@ -298,25 +328,27 @@ def _union(kinds: Sequence[RuleKind]) -> RuleKind:
     )
 
 
-def _situations(candidates: Sequence[Candidate]) -> list[dict[str, float]]:
+def _situations(candidates: Sequence[Candidate]) -> _Loads:
     """Return loads of the pool, as requests in flight on the least loaded replica of each target."""
     rng, names = Random(0), {one.method.value for one in candidates} | {BACKEND + one.name for one in candidates}
-    return [{name: level * rng.uniform(0.3, 1.7) for name in sorted(names)} for level in LEVELS for _ in range(12)]
+    loads = [[level * rng.uniform(0.3, 1.7) for _ in names] for level in LEVELS for _ in range(12)]
+    return dict(zip(sorted(names), np.array(loads).T, strict=True))
 
 
-def _cost(kind: RuleKind, by: RuleKind, situations: Sequence[Mapping[str, float]]) -> float:
-    """Return what the requests of a kind cost over idle, relative to their mean, if the weights of another choose."""
+def _cost(kinds: Sequence[RuleKind], by: RuleKind, loads: _Loads) -> float:
+    """Return what the requests of kinds cost in the mean of loads, if the weights of another kind choose."""
     weights, slack = by.weights()
-    costs = []
-    for requests in situations:
-        target = min(weights, key=lambda one: (requests[one] + 1.0 + slack) / weights[one])
-        costs.append(kind.lines[target].at(requests[target]))
-    return kind.requests * fmean(costs)
+    chosen = np.argmin([(loads[target] + 1.0 + slack) / weight for target, weight in weights.items()], 0)
+    costs = [[kind.requests * kind.lines[target].at(loads[target]) for target in weights] for kind in kinds]
+    return float(np.choose(chosen, np.sum(costs, 0)).mean())
 
 
+_DEFAULT: Final = "default"
 _WORKLOADS: Final = 2
 """Length of the key of a workload's group."""
 _MOST_SHOWN: Final = 24
+_MOST_KINDS: Final = 48
+"""Kinds that rules are made from, each of two times: more would take minutes."""
 _MOST_SLACK: Final = 1000.0
 _WORTH: Final = 0.001
 """Share of the cost of all requests that each rule must save: reading it costs something too."""

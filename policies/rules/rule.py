@@ -21,10 +21,11 @@ BACKEND = "backend:"
 SPILLED = "spilled"
 NONE_PREFERRED = "none_preferred"
 NO_RULE = "no_rule"
-_RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
+RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
+"""What decisions say that no rule made."""
 
 
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0)]
 
 
 class Rule(CheckedModel):
@@ -57,14 +58,12 @@ class Rule(CheckedModel):
         "(requests + 1 + slack) / weight is chosen.",
         json_schema_extra={"minProperties": 1},
     )
-    slack: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="Slack of this rule, instead of `spill.slack`."
-    )
+    slack: float | None = Field(default=None, ge=0, description="Slack of this rule, instead of `spill.slack`.")
 
     @field_validator("name")
     @classmethod
     def _not_reserved(cls, name: str) -> str:
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ValueError(f"'{name}' is reserved for decisions that no rule made: choose another name")
         return name
 
@@ -106,7 +105,7 @@ class Rule(CheckedModel):
 
     def lines(self) -> list[str]:
         """Return the rule as an entry of `rules` in a pool file."""
-        lines = [f"- name: {self.name}"]
+        lines = [f"- {yaml.safe_dump({'name': self.name}).strip()}"]  # in quotes, if it looks like a number
         if self.when.conditions():
             lines.append(f"  when: {_flow(self.when.model_dump(mode='json', exclude_none=True))}")
         if self.prefer:

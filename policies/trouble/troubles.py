@@ -123,7 +123,7 @@ class Troubles:
         self._good: dict[tuple[str, ...], int] = {}
         self._changed_s: dict[str, float] = {}  # when engines were last others, by backend
         self._is_due = False
-        self._looked_s, self._next_s, self._canary_s = 0.0, 0.0, 0.0
+        self._looked_s = self._pause_s = self._canary_s = 0.0
 
     def observe(
         self, request: RequestFeatures, backend: Candidate, problem: str, lost_s: float, age_s: float = 0.0
@@ -132,8 +132,10 @@ class Troubles:
 
         One that its engine got before it changed says nothing of the engine that it is now.
         """
-        if self._changed_s and self.statistics.clock() - age_s < self._changed_s.get(backend.name, 0.0):
-            return
+        if self._changed_s:
+            now_s = self.statistics.clock()
+            if now_s - age_s < self._changed_s.get(backend.name, 0.0) <= now_s:  # else the clock was set back
+                return
         arm, shape, bad = arm_of(backend), request.shape, tuple([float(problem == each) for each in PROBLEMS])
         key = arm, backend.name, "+".join(shape), request.client
         self.statistics.add(TROUBLE, key, 1.0, *bad, lost_s if problem else 0.0)
@@ -156,12 +158,13 @@ class Troubles:
     def refresh(self) -> bool:
         """Look for what goes wrong, if that is due; return whether something else is found than before."""
         now_s, began_s = self.statistics.clock(), time.perf_counter()
-        if now_s < self._next_s or not (self._is_due or now_s > self._looked_s + _OLD_S):
+        pause_s = max(self._pause_s, 0.0 if self._is_due else _OLD_S)
+        if 0.0 <= now_s - self._looked_s < pause_s:  # else it is due, or the clock was set back
             return False
         self._is_due, self._looked_s = False, now_s  # first: what is counted meanwhile is due again
         buckets = self.statistics.buckets(TROUBLE)
         found = tuple(_find(buckets)) if buckets else ()
-        self._next_s = now_s + _BUSY * (time.perf_counter() - began_s)
+        self._pause_s = _BUSY * (time.perf_counter() - began_s)
         before, self.found = self.found, found
         if {(each.name, each.client) for each in before} == {(each.name, each.client) for each in found}:
             return False
@@ -204,7 +207,7 @@ class Troubles:
 
     def _is_canary(self) -> bool:
         now_s = self.statistics.clock()
-        if now_s < self._canary_s:
+        if 0.0 < self._canary_s - now_s <= _CANARY_S:  # else it is due, or the clock was set back
             return False
         is_first, self._canary_s = not self._canary_s, now_s + _CANARY_S
         return not is_first

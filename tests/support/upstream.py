@@ -156,6 +156,8 @@ class Upstream:
         Answers requests, except those for `/health`, `/v1/models` and `/metrics`.
     models, metrics, metrics_behaviour
         Raw answer of `/v1/models` (None for a valid one), and the page of `/metrics`, or what answers it instead.
+    version
+        What `/version` says; None has `behaviour` answer it.
     is_paused
         What `/is_paused` says; None has it answer 404, as outside of vLLM's development mode.
 
@@ -178,6 +180,7 @@ class Upstream:
     metrics: bytes = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
     metrics_status: int = 200
     metrics_behaviour: Behaviour | None = None
+    version: str | None = "0.32.0"
     is_paused: bool | None = None
     max_model_len: int = 2048
     root: str = ""  # the weights that it says it has loaded
@@ -247,6 +250,8 @@ class Upstream:
             adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
             own = {"id": self.model, "object": "model", "root": self.root, "max_model_len": self.max_model_len}
             await wire.json({"object": "list", "data": [own, *adapters]})
+        elif (method, target) == ("GET", "/version") and self.version is not None:
+            await wire.json({"version": self.version})
         elif target == "/is_paused":
             await wire.json({"is_paused": self.is_paused}, 404 if self.is_paused is None else 200)
         elif target == "/metrics" and self.metrics_behaviour is not None:

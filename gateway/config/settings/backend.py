@@ -135,7 +135,7 @@ class SimulateSettings(Settings):
     calibration: Annotated[str, AfterValidator(_known_calibration)]
     seed: int = 0
     max_model_len: Annotated[int, Field(ge=2)] | None = None
-    time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    time_scale: Annotated[float, Field(gt=0)] = 1.0
 
 
 class BackendSettings(Settings):
@@ -189,7 +189,7 @@ class BackendSettings(Settings):
     draft_depth: bool = False
     kv_events: Annotated[str, Field(pattern=_EVENTS)] | None = None
     api_key: Secret = None
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0)] = 1.0
     context_range: Annotated[str, Field(pattern=_RANGE), AfterValidator(_checked_range)] | None = None
 
     @classmethod

@@ -27,8 +27,8 @@ def _as_text(value: Any) -> Any:
 
 Name = Annotated[str, AfterValidator(_checked_name)]
 Secret = Annotated[SecretStr | None, BeforeValidator(none_if_empty)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0)]
+Milliseconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
 

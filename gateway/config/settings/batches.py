@@ -33,9 +33,9 @@ class BatchesSettings(Settings):
     """
 
     folder: Path
-    max_file_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    max_file_mib: Annotated[float, Field(gt=0)] = 32.0
     max_lines: Count = 50_000
     max_files_per_key: Count = 1000
     max_batches_per_key: Count = 100
-    max_total_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_240.0
+    max_total_mib: Annotated[float, Field(gt=0)] = 10_240.0
     max_in_flight: Count = 128

@@ -32,6 +32,8 @@ class ComparisonSettings(Settings):
         least; longer ones if that is too short, has too few requests, or more than are kept: 85 s for a day.
     explore
         By how much more an arm gets in some blocks, which shows other loads.
+    whole
+        Whether it takes all of `for_s`, though it is known which arm is better: so quiet and busy hours are seen.
     usual
         Whether in one block of six the pool serves as usual, which shows what comparing costs.
     """
@@ -44,6 +46,7 @@ class ComparisonSettings(Settings):
     until: Annotated[float, Field(ge=0, lt=1)] = 0.02
     block_s: Annotated[float, Field(ge=1, le=3600)] | None = None
     explore: Annotated[float, Field(ge=0, le=1)] = 0.25
+    whole: bool = False
     usual: bool = True
 
     @property

@@ -115,7 +115,7 @@ class DiscoverSettings(Settings):
     drafter_limit: DrafterLimitSettings | None = None
     draft_depth: bool = False
     api_key: Secret = None
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0)] = 1.0
 
     @property
     def where(self) -> str:

@@ -112,7 +112,7 @@ class ModelSettings(Settings):
 
     aliases: list[Name] = []
     policy: PolicyReference = Field(default_factory=_learned, json_schema_extra={"default": {"name": "learned"}})
-    default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    default_temperature: Annotated[float, Field(ge=0)] | None = None
     rescue: bool = True
     ask_usage: bool = True
     queue: QueueSettings | None = None

@@ -32,7 +32,7 @@ class QueueSettings(Settings):
 
     max_in_flight_per_backend: Count
     max_waiting: Count = 1000
-    max_waiting_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    max_waiting_mib: Annotated[float, Field(gt=0)] = 256.0
     max_wait_s: Seconds = 30.0
     pass_priority: bool = False
 

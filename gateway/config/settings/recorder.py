@@ -53,13 +53,13 @@ class RecorderSettings(Settings):
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0
     compression: Literal["zstd", "none"] = "zstd"
     flush_s: Seconds = 1.0
-    rotate_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    rotate_mib: Annotated[float, Field(gt=0)] = 256.0
     rotate_s: Seconds = 3600.0
     keep_s: Seconds | None = None
-    keep_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    keep_mib: Annotated[float, Field(gt=0)] | None = None
     queue: Count = 10000
-    queue_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
-    max_text_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    queue_mib: Annotated[float, Field(gt=0)] = 64.0
+    max_text_kib: Annotated[float, Field(gt=0)] = 1024.0
     hash_salt: Secret = None
     tokenizer: Path | None = None
 

@@ -82,13 +82,13 @@ class ServerSettings(Settings):
     workers: Count = 1
     reuse_port: bool = False
     tls: TlsSettings | None = None
-    drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _LIMITS.body_bytes / 2**20
+    drain_s: Annotated[float, Field(ge=0)] = 30.0
+    max_body_mib: Annotated[float, Field(gt=0)] = _LIMITS.body_bytes / 2**20
     max_body_values: Count = 1_500_000
     head_s: Seconds = _LIMITS.head_s
     body_s: Seconds = _LIMITS.body_s
     max_connections: Count = _LIMITS.connections
-    max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _LIMITS.unfinished_bytes / 2**20
+    max_unfinished_mib: Annotated[float, Field(gt=0)] = _LIMITS.unfinished_bytes / 2**20
     max_in_flight: Count | None = None
     watch: bool = False
 
@@ -160,7 +160,7 @@ class HealthSettings(Settings):
     timeout_s: Seconds = _RULES.timeout_s
     eject_s: Seconds = _RULES.eject_s
     eject_max_s: Seconds = _RULES.eject_max_s
-    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _RULES.slow_start_s
+    slow_start_s: Annotated[float, Field(ge=0)] = _RULES.slow_start_s
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

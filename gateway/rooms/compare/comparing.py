@@ -37,6 +37,7 @@ def start(
     policies: Annotated[str, typer.Option(help="In place of both: the present policy and others.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
+    whole: Annotated[bool, typer.Option("--whole", help="Take all of that time, to see quiet and busy hours.")] = False,
     block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
@@ -49,7 +50,7 @@ def start(
 
     \b
     gateway compare start --a baseline --b eagle3
-    gateway compare start --a b0,b1 --b e0,e1 --for 4h
+    gateway compare start --a b0,b1 --b e0,e1 --for 1d --whole
     gateway compare start --depths 0,1,3
     gateway compare start --policies learned,least_loaded
     """
@@ -60,11 +61,12 @@ def start(
         "policies": [each.strip() for each in policies.split(",")] if policies else [],
         "for_s": seconds_of(lasts),
         "until": _share(until),
+        "whole": whole,
         "block_s": block and seconds_of(block),
     }
     found = Admin(url, admin_key, model).post("/admin/compare/start", **asked)
     arms = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in found["arms"].items())
-    say(f"Comparing for {lasts} at most. {arms}.\n`gateway compare status` shows what is known.")
+    say(f"Comparing for {lasts}{'' if whole else ' at most'}. {arms}.\n`gateway compare status` shows what is known.")
 
 
 @app.command()

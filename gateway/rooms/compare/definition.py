@@ -17,7 +17,9 @@ from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
 from gateway.config.settings.compare import ComparisonSettings
 from policies.arm import arm_named, arm_of
-from policies.experiment.experiment import Evidence, Experiment, Plan
+from policies.experiment.evidence import Evidence
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
 from policies.roles import Learner
@@ -26,6 +28,7 @@ from policies.statistics import MAX_KEYS
 _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
+MANY = 12  # blocks: of fewer, requests may have begun to take long in the first, and not yet ended
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -38,6 +41,7 @@ class Definition(ComparisonSettings):
 
     id: str = Field(default_factory=lambda: uuid4().hex[:12])
     block_s: float
+    shorter_s: list[float] = Field(default_factory=list)  # what its blocks were before, which still count
     is_fitted: bool = False  # whether the blocks were made to fit the requests, and may be made anew
     began_s: float
     ended_s: float | None = None
@@ -45,6 +49,7 @@ class Definition(ComparisonSettings):
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
     groups: list[list[str]] = Field(default_factory=list)  # of what takes turns: replicas with the same arm at a time
     served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as at its start
+    versions: list[str] = Field(default_factory=list)  # of vLLM, as replicas that serve as its arms told at its start
     drafter: dict[str, Any] | None = None  # of depths: the model that drafts, and the calibration that knows its passes
     result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
@@ -70,9 +75,16 @@ class Definition(ComparisonSettings):
 
     def still_holds(self, backends: Sequence[Backend], policy: str, better: str) -> bool:
         """Return whether the pool has what was compared: replicas that serve as each arm did, a worse policy."""
+        if self.has_other_engines(backends):
+            return False
         if self.policies:
             return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
+
+    def has_other_engines(self, backends: Sequence[Backend]) -> bool:
+        """Return whether a replica that serves as an arm did has a version of vLLM that none of them had."""
+        now = {each.engine.said.version for each in backends if any(self.is_of(each, arm) for arm in self.replicas)}
+        return bool(self.versions) and not now <= {"", *self.versions}
 
     def _served_as(self, backend: Backend) -> list[str]:
         """Return as what the replicas of its arms served at the start; empty for a replica in none."""
@@ -101,24 +113,29 @@ class Definition(ComparisonSettings):
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
                 return f"It was stopped, since {each.name} serves as {now} now."
+        if self.has_other_engines(backends):
+            return f"It was stopped, since replicas have another vLLM now than {' and '.join(self.versions)}."
         return ""
 
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
-        return self.model_dump(mode="json", exclude={"replicas", "result", "served"}) | self.result
+        return self.model_dump(mode="json", exclude={"replicas", "result", "served", "shorter_s"}) | self.result
 
     def plan(self) -> Plan:
         """Return the plan of it."""
         groups = () if self.policies else tuple(map(frozenset, self.groups or self.replicas.values()))
-        return Plan(
-            f"{self.id} {self.block_s:g}",
-            tuple(self.replicas),
-            groups,
-            rotates=self.takes_turns,
-            block_s=self.block_s,
-            explore=0.0 if self.policies else self.explore,
-            usual=self.usual and not self.policies,
-        )
+        explore, usual = 0.0 if self.policies else self.explore, self.usual and not self.policies
+        plan: Plan | None = None
+        for block_s in [*self.shorter_s, self.block_s]:
+            id_, arms = f"{self.id} {block_s:g}", tuple(self.replicas)
+            plan = Plan(id_, arms, groups, self.takes_turns, block_s, explore, usual, plan)
+        assert plan is not None
+        return plan
+
+    def with_longer_blocks(self, block_s: float, blocks: int) -> Definition:
+        """Return it with longer blocks. So many of before count on, unless they come from its very beginning."""
+        shorter_s = [*self.shorter_s, self.block_s] if blocks >= MANY else []
+        return self.model_copy(update={"block_s": block_s, "shorter_s": shorter_s})
 
 
 def begun(
@@ -165,10 +182,12 @@ def begun(
     served = {
         arm: sorted({_arm_at_start(each) for each in backends if each.name in names}) for arm, names in arms.items()
     }
+    alike = {*chain(*served.values())}
+    versions = {each.engine.said.version for each in backends if arm_of(each) in alike}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
     block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
     asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
-    known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
+    known = {"replicas": arms, "groups": _groups(question, arms), "served": served, "versions": sorted(versions - {""})}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
 
 

@@ -31,7 +31,7 @@ from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
 from policies.build import learned_of
-from policies.experiment.experiment import BLOCKS
+from policies.experiment.evidence import BLOCKS
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
 
@@ -117,11 +117,12 @@ class CompareRoom(Room):
             log.exception("%s cannot be read; nothing is compared", document.name)
             return
         before = self.comparisons.get(model)
-        if before is not None and before.plan.id == definition.plan().id:
-            before.definition = definition
+        statistics, ids = self._statistics[model], definition.plan().ids
+        if before is None or before.plan.ids != ids:
+            statistics.drop(BLOCKS, lambda key: key[0] not in ids)
+        if before is not None and before.definition.id == definition.id:
+            before.go_on(definition)
         else:
-            statistics = self._statistics[model]
-            statistics.drop(BLOCKS, lambda key: key[0] != definition.plan().id)
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
         self._versions[model] = document.version
@@ -230,7 +231,9 @@ class CompareRoom(Room):
     def compared(self, model: str) -> frozenset[frozenset[str]]:
         """Return the pairs of methods that are being compared, or of which it is known which is better."""
         known = {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}
+        backends = self.gateway.pool.of(model)
         past = [each for each in self._past(model) if each.stage in known and not each.takes_turns]
+        past = [each for each in past if not each.has_other_engines(backends)]
         return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
     def findings(self, model: str) -> Sequence[Finding]:

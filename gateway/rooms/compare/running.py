@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from backends.backend import Backend
@@ -16,10 +16,11 @@ from gateway.rooms.compare.definition import Definition, longer_block_s, other_p
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import NO_SLO
 from policies.build import learned_of
-from policies.decision import Outcome
-from policies.experiment.experiment import Evidence, Experiment
-from policies.experiment.verdict import SHOWN, Verdict, verdict_of
-from policies.features.request import RequestFeatures
+from policies.decision import Decision, Outcome
+from policies.experiment.evidence import Evidence
+from policies.experiment.experiment import Experiment
+from policies.experiment.verdict import SHOWN, Stage, Verdict, verdict_of
+from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Choose, Policy
 from policies.statistics import Statistics
@@ -49,12 +50,20 @@ class Running(Observer):
         """Whether it has not ended."""
         return self.definition.ended_s is None
 
-    def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
-        """Return the candidates of the arm that a request is given to."""
-        return self._experiment.narrowed(features, candidates)
+    def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
+        """Give a request to an arm, in which the policy of the model chooses, or the one whose turn it is."""
+        given = self._experiment.give(features, candidates)
+        chooses = self._choosing(policy)
+        decision = chooses(features if policy.reads_requests else ANY_REQUEST, [*given.candidates])
+        if given.chance < 1.0 or given.arm:
+            propensities = [each * given.chance for each in decision.propensities]
+            chance = decision.propensity * given.chance
+            decision = replace(
+                decision, arm=given.arm, arm_chance=given.chance, propensity=chance, propensities=propensities
+            )
+        return decision
 
-    def choosing(self, policy: Policy) -> Choose:
-        """Return what chooses now: the policy of the model, or the one whose turn it is."""
+    def _choosing(self, policy: Policy) -> Choose:
         arm = self._experiment.arm_now("") if self._others else None
         other = None if arm is None or arm == policy.name else self._others[arm]
         if other is None:
@@ -96,7 +105,16 @@ class Running(Observer):
     def fitted(self) -> Definition | None:
         """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
         block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
-        return None if block_s is None else self.definition.model_copy(update={"block_s": block_s})
+        return None if block_s is None else self.definition.with_longer_blocks(block_s, len(self._evidence.blocks))
+
+    def go_on(self, definition: Definition) -> None:
+        """Go on as it is defined by now: it has ended, or has longer blocks."""
+        self.definition, plan = definition, definition.plan()
+        if plan.id != self.plan.id:
+            self.plan = plan
+            self._experiment.go_on(plan)
+            self._evidence = Evidence(plan, self._statistics)
+            self._verdict = None
 
     def is_over(self, now_s: float) -> bool:
         """Return whether it has lasted as long as it may."""
@@ -108,7 +126,10 @@ class Running(Observer):
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)
-            self._verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
+            verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
+            if self.definition.whole and not is_over and verdict.stage in {Stage.DECIDED, Stage.ALIKE}:
+                verdict = replace(verdict, stage=Stage.RUNNING, sentence=f"So far, {verdict.sentence}")
+            self._verdict = verdict
         return self._verdict
 
     def document(self) -> dict[str, Any]:
@@ -132,9 +153,10 @@ class Running(Observer):
 
     def _arm(self, arm: str) -> dict[str, Any]:
         """Return the figures of an arm, over all blocks that count."""
-        sums, blocks = self._evidence.total(arm), self._evidence.blocks.values()
-        seen = [arms[arm] for arms in blocks if arm in arms and arms[arm].chosen]
-        replica_s = self.plan.block_s * sum(each.replicas / each.chosen for each in seen)
+        sums, replica_s = self._evidence.total(arm), 0.0
+        for number, arms in self._evidence.blocks.items():
+            if arm in arms and arms[arm].chosen:
+                replica_s += self.plan.of_block(number)[0].block_s * arms[arm].replicas / arms[arm].chosen
         return {
             "replicas": self.definition.replicas[arm],
             "requests": round(sums.chosen),

@@ -74,6 +74,7 @@ class SampledExchange(Observer):
             "at_s": time.time(),
             "request": _request(self._routed.features),
             "backend": decision.backend,
+            "arm": decision.arm,
             "policy": decision.policy,
             "reason": decision.reason,
             "propensity": _short(decision.propensity),

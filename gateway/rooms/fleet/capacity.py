@@ -161,13 +161,19 @@ class Load:
         return float((sent * usable * (steps * step_s() + prefill_s)).sum() / self.rates.sum())
 
     def needed(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return how many replicas suffice, by adding what helps most and removing what delays requests least."""
+        """Return how many replicas suffice, by adding what helps most and removing what delays requests least.
+
+        None suffice, and none are returned, where the targets are out of reach.
+        """
+        is_hopeless = self.costs.min(1).sum() * self.headroom > _MOST_REPLICAS
         found = {each: counts.get(each, 0) for each in self.methods}
 
         def others(by: int) -> list[dict[str, int]]:
             return [{**found, each: found[each] + by} for each in self.methods if found[each] + by >= 0]
 
-        while self.saturation(found) > 1.0 and sum(found.values()) < _MOST_REPLICAS:
+        while self.saturation(found) > 1.0:
+            if is_hopeless or sum(found.values()) >= _MOST_REPLICAS:
+                return {}
             found = min(others(1), key=self.saturation)
         while enough := [each for each in others(-1) if self.saturation(each) <= 1.0]:
             found = min(enough, key=self.finish_s)

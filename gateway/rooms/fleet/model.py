@@ -168,8 +168,12 @@ class ModelFleet:
         if (busy := sum(each.requests > 0 for each in minutes)) < hour:
             self.missing = f"it is known after an hour of traffic, of which there were {busy} minutes"
             return
-        self.missing = ""
         needed = load_of(forecast(minutes, self.day_minutes, self.ahead_minutes), *world).needed(self.up)
+        if not needed:
+            self.missing = f"no number of its replicas keeps {targets} for such requests"
+            self.needed = self.advised = NOTHING
+            return
+        self.missing = ""
         self._past.append(needed)
         kept = {each: max(count, min(self.up[each], self._most(each))) for each, count in needed.items()}
         self.needed = self._change(needed, minutes[-hour:], world)

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 
 from backends import background
 from backends.backend import Backend
+from backends.background import Seldom
 from backends.http.address import Address, host_and_port
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Destinations:
         self._hosts: dict[str, Address] = {}  # by URL, those with a name
         self._backends: Iterable[Backend] = ()
         self._lookup: asyncio.Task[None] | None = None
+        self._logged = Seldom()
 
     def of(self, backend: Backend) -> str:
         """Return where the proxy reaches a replica; empty if its name has not been resolved yet, or it has no port."""
@@ -84,7 +86,8 @@ class Destinations:
             try:
                 found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             except (OSError, UnicodeError) as error:  # the second of a name that can be none
-                log.warning("%s: %s cannot be resolved: %s", url, address.host, error)
+                if self._logged.may_say(url):
+                    log.warning("%s: %s cannot be resolved: %s; logged once a minute", url, address.host, error)
                 continue
             host, port = found[0][4][:2]
             self._by_url[url] = host_and_port(str(host), int(port))

@@ -217,6 +217,8 @@ class RecordBuilder:
             document["backend"] = upstream.backend.name
             document["method"] = str(upstream.backend.method)
             document["propensity"] = decision.propensity
+            if decision.arm:
+                document["arm"] = decision.arm
             if ended.retried_from:
                 document["retried_from"] = ended.retried_from
             if ended.rescued_from:
@@ -239,8 +241,11 @@ class RecordBuilder:
             columns["propensity"] = decision.propensities
         else:  # the policy excluded some candidates: their propensity is 0
             rows = zip(decision.candidates, decision.predicted_s, decision.propensities, strict=True)
+            scores: dict[str, tuple[float | None, float | None]]
             scores = {backend.name: (predicted_s, propensity) for backend, predicted_s, propensity in rows}
-            ordered = [scores.get(backend.name, _EXCLUDED) for backend in candidates]
+            # Of what another arm would have chosen, nothing is known.
+            others = _EXCLUDED if decision.arm_chance >= 1.0 else _UNKNOWN
+            ordered = [scores.get(backend.name, others) for backend in candidates]
             columns["prediction_s"] = [None if one is None else micro(one) for one, _ in ordered]
             columns["propensity"] = [propensity for _, propensity in ordered]
         columns["in_flight"] = notes.in_flight
@@ -259,7 +264,8 @@ class RecordBuilder:
         return columns
 
 
-_EXCLUDED: tuple[float | None, float] = None, 0.0
+_EXCLUDED: tuple[float | None, float | None] = None, 0.0
+_UNKNOWN: tuple[float | None, float | None] = None, None
 
 
 def _implied(candidates: Sequence[Backend], decision: Decision) -> list[float | None]:

@@ -72,9 +72,11 @@ class TraceFiles:
             self.close()
 
     def maintenance(self) -> None:
-        """Close the file if it is old enough."""
-        if self._descriptor is not None and self._now() - self._begun_at >= self._settings.rotate_s:
+        """Close the file if it is old enough, and remove others that are, also while nothing is written."""
+        if not 0.0 <= self._now() - self._begun_at < self._settings.rotate_s:  # below 0 if the clock was set back
+            self._begun_at = self._now()
             self.close()
+            self._remove_old()
 
     def close(self) -> None:
         """Close the file; the next write begins a new one."""

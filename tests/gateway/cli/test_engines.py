@@ -30,8 +30,6 @@ def engine(metrics: bytes = IDLE, model: str = MODEL, config: object = None) -> 
 
     async def behave(wire: Wire) -> None:
         match wire.seen.target:
-            case "/version":
-                await wire.json({"version": "0.32.0"})
             case "/server_info?config_format=json":
                 known = {"vllm_config": {"speculative_config": config}}
                 await wire.json(known if config else {"detail": "Not Found"}, 200 if config else 404)
@@ -167,8 +165,6 @@ HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"
 async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Path) -> None:
     async def behave(wire: Wire) -> None:
         match wire.seen.target:
-            case "/version":
-                await wire.json({"version": HOSTILE})
             case "/server_info?config_format=json":
                 config = {"method": "eagle3", "model": HOSTILE, "num_speculative_tokens": 5}
                 await wire.json({"vllm_config": {"speculative_config": config}})
@@ -178,7 +174,7 @@ async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Pa
                 await wire.json({"detail": "Not Found"}, 404)
 
     path = tmp_path / "pool.yaml"
-    async with Upstream("engine", MODEL, behave, metrics=IDLE + DRAFTS) as engine:
+    async with Upstream("engine", MODEL, behave, metrics=IDLE + DRAFTS, version=HOSTILE) as engine:
         status, *made = await run("init", engine.url, "--config", str(path))
         assert status == 0, made
         written = path.read_text()

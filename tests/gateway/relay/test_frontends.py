@@ -79,6 +79,7 @@ async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) ->
 
 async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].version = None
         raw = await Raw.to(running)
         for path in (b"/health", b"/version", b"/v1/models", b"/v1/models/m", b"/version?x=1", b"/readyz"):
             raw.writer.write(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % path)

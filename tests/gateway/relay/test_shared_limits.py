@@ -166,6 +166,16 @@ def test_requests_in_flight_are_held_to_the_limit(most: int) -> None:
     assert len(admitted.together) >= 0.8 * len(admitted.one), "a place that becomes free is known late"
 
 
+def test_requests_that_have_ended_take_no_places_until_the_next_exchange() -> None:
+    """It may be late by seconds, as where Redis stands still."""
+    pair, client = Pair(), Client("k", id="k", max_in_flight=4)
+    pair.here.divide(1)
+    for _ in range(50):
+        assert admits(pair.here, client)
+        pair.here.leave(client, 0)
+    assert [admits(pair.here, client) for _ in range(3)] == [True, True, False], "the other may take as many"
+
+
 class Pair:
     """Two processes and a client with a limit."""
 

@@ -47,6 +47,21 @@ def test_lines_show_keys_and_values_but_no_secrets() -> None:
     assert differences(later, pool())[3:4] == ["models.m.backends.n: removed"]
 
 
+def test_a_rule_that_changes_is_named_and_so_is_another_order() -> None:
+    def ruled(*rules: dict[str, Any]) -> PoolSettings:
+        model = {"policy": {"name": "thresholds", "rules": rules}, "backends": {"a": SIMULATED}}
+        return PoolSettings.model_validate({"models": {"m": model}})
+
+    code, chat = ({"name": name, "when": {"workload": [name]}, "prefer": ["suffix"]} for name in ("code", "chat"))
+    path, other = "models.m.policy.settings.rules", {"when": {"workload": ["chat", "talk"]}, "prefer": ["eagle"]}
+    assert differences(ruled(code, chat), ruled(code, chat | other)) == [
+        f"{path}[chat].when.workload: [chat] -> [chat, talk]",
+        f"{path}[chat].prefer: [suffix] -> [eagle]",
+    ]
+    assert differences(ruled(code, chat), ruled(chat, code)) == [f"{path}: [code, chat] -> [chat, code]"]
+    assert differences(ruled(code), ruled(chat)) == [f"{path}[code]: removed", f"{path}[chat]: added"]
+
+
 def test_what_a_process_is_started_with_needs_a_restart_but_not_its_weight() -> None:
     weighed = pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}})
     assert needs_restart(pool(), weighed, ()) == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.state.redis import RedisStore
-from gateway.state.redis_client import without_credentials
+from gateway.state.redis_client import RedisConnection, without_credentials
 from gateway.state.store import Entry, StateError
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, Member, in_step
@@ -102,3 +102,17 @@ def test_a_unix_socket(redis: RedisServer) -> None:
     store = RedisStore(f"unix://{redis.socket}", "test")
     assert store.stamps() == {}
     store.close()
+
+
+def test_a_server_that_takes_no_writes_any_more_is_connected_to_anew(redis: RedisServer) -> None:
+    """As after a failover: its address is by now that of another one."""
+    connection = RedisConnection(redis.url)
+    with connection.translate_errors():
+        before = connection.client.client_id()
+        connection.client.replicaof("127.0.0.1", 1)
+    with pytest.raises(StateError, match="read only replica"), connection.translate_errors():
+        connection.client.set("a", "b")
+    with connection.translate_errors():
+        connection.client.replicaof("NO", "ONE")
+        assert connection.client.client_id() != before
+    connection.client.close()

@@ -81,6 +81,7 @@ def test_every_chunk_of_a_completion_counts() -> None:
         (event(delta(content="a")), "cut off", "without a finish_reason"),
         (b"data: {oh\n\n", "garbage", "not JSON"),
         (b"data: 3\n\n", "garbage", "not an object"),
+        (b'data: {"choices": [null]}\n\ndata: [DONE]\n\n', "empty", "no chunk"),
         (event({"error": {"message": "busy", "code": 503}}) + b"data: [DONE]\n\n", "engine error 503", "busy"),
         (event({"error": "oh"}) + b"data: [DONE]\n\n", "engine error", "oh"),
     ],

@@ -80,6 +80,9 @@ def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     assert "10 sessions" in printed
     assert re.search(r"prompt tokens +200 +99.5 +99.5 +179.1 +197 +199", printed)
     assert re.search(r"error +requests +share", printed)
+    with trace.open("a", encoding="utf-8") as file:
+        file.write('{"prompt_tokens": 3}\n' * 400)
+    assert "199.0 s, 1 requests/s" in run("show", trace)[0], "of those with a time"
     assert re.search(r"x y@z +10 +5.0%", printed)
     assert re.search(r"eagle3 +200 +2.50", printed)
     document = orjson.loads(figures.read_bytes())

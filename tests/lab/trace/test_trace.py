@@ -18,6 +18,7 @@ FULL = TraceRecord(
     session="s",
     template="0a1b2c3d",
     workload="code",
+    arm="head",
     temperature=0.0,
     top_p=0.9,
     max_tokens=64,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
-from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Experiment, Plan, Sums, best_first
+from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums, best_first
+from policies.experiment.experiment import Experiment
+from policies.experiment.plan import Plan
 from policies.experiment.verdict import Stage, verdict_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.statistics import Statistics
@@ -36,7 +39,7 @@ class Stand:
     def send(self, request: RequestFeatures | None = None, candidates: list[Backend] = POOL) -> str:
         """Send a request, which ends at once by its clock, and return its replica."""
         request = request or RequestFeatures("llama", Endpoint.CHAT)
-        name = self.rng.choice(self.experiment.narrowed(request, candidates)).name
+        name = self.rng.choice(self.experiment.give(request, candidates).candidates).name
         tokens = self.rng.randint(50, 200) * (self.times if name in "cd" else 1)
         seconds = self.seconds * tokens / 100 * self.rng.uniform(0.8, 1.2) * (self.ratio if name in "cd" else 1.0)
         status = 500 if name in self.failing and self.rng.random() < self.failing_share else 200
@@ -65,6 +68,20 @@ def test_each_group_gets_requests_in_proportion_to_its_replicas() -> None:
     assert all(900 < counts[name] < 1100 for name in "abcd")
 
 
+def test_it_is_told_how_likely_a_request_was_to_be_given_to_its_arm() -> None:
+    plan = Plan("two", ("a", "rest"), (frozenset("a"), frozenset("bc")), explore=1.0, usual=False)
+    stand, seen = Stand(plan), set[tuple[str, float]]()
+    for _ in range(600):
+        given = stand.experiment.give(RequestFeatures("llama", Endpoint.CHAT), POOL)
+        seen.add((given.arm, round(given.chance, 3)))
+        stand.now_s += 2.0
+    # One, two and one replicas, of which some count double and others half in blocks with uneven shares.
+    even, more, less = ((1, 2, 1), (2, 1, 1), (0.5, 4, 1))
+    assert seen == {
+        (arm, round(each[at] / sum(each), 3)) for each in (even, more, less) for at, arm in enumerate(("a", "rest", ""))
+    }
+
+
 def test_a_cycle_of_blocks_has_even_shares_more_for_each_and_one_as_usual() -> None:
     for first in (0, 600, 6_000_000):
         shares = [PLAN.shares(number) for number in range(first, first + 6)]
@@ -74,6 +91,9 @@ def test_a_cycle_of_blocks_has_even_shares_more_for_each_and_one_as_usual() -> N
 
 def test_a_conversation_stays_in_its_group_and_a_prompt_that_comes_again_does_not() -> None:
     stand = Stand(Plan("three", PLAN.arms, PLAN.groups, usual=False))
+    (first, then) = (RequestFeatures("llama", Endpoint.CHAT, prefix=each) for each in ((5, 6), (5, 6, 7)))
+    assert [round(stand.experiment.give(each, POOL).chance, 1) for each in (first, then)] != [1.0, 1.0]
+    assert stand.experiment.give(then, POOL).chance == 1.0
     for talk in range(40):
         turns = [
             RequestFeatures("llama", Endpoint.CHAT, prefix=tuple(range(talk * 99, talk * 99 + n))) for n in (2, 3, 5)
@@ -269,6 +289,27 @@ def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() ->
             sums = Sums(requests, requests, requests, requests, 1.0, 50.0, 100.0)
             statistics.add(BLOCKS, (PLAN.id, str(number), arm, "one"), *sums)
     assert Evidence(PLAN, statistics).needed_block_s() == 4 * PLAN.block_s
+
+
+def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
+    stand = Stand(ratio=0.9, seconds=1.0)
+    before = stand.run(30).blocks
+    (talk,) = [RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2))]
+    group = stand.plan.group_of(stand.send(talk))
+    longer = replace(PLAN, id="longer", block_s=84.0, before=replace(PLAN))
+    stand.plan = longer
+    stand.experiment.go_on(longer)
+    next_turn = RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2, 3))
+    assert {stand.plan.group_of(stand.send(next_turn)) for _ in range(8)} == {group}
+    evidence = stand.run(30)
+    assert len(before) > 25
+    assert [number for number in evidence.blocks if number < 0] == sorted(evidence.blocks)[: len(before)]
+    assert [*map(len, before.values())] == [len(evidence.blocks[each]) for each in evidence.blocks if each < 0]
+    assert [longer.shares(each) for each in evidence.blocks if each < 0] == [PLAN.shares(each) for each in before]
+    found = evidence.fit("head", "plain")
+    assert found is not None
+    assert found.work_per_s == pytest.approx(1.19, rel=0.03), "seconds of work each second"
+    assert found.overall(0.95).low < 0.9 < found.overall(0.95).high
 
 
 def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:

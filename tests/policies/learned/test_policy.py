@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
@@ -17,8 +20,8 @@ from policies.learned.policy import Learned
 from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import PER_STEP
-from policies.learned.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
-from policies.rules.policy import Thresholds
+from policies.learned.thresholds import MOST_RULES, NothingLearnedError, in_words, kinds_of, rules_of
+from policies.rules.policy import Thresholds, ThresholdSettings
 from tests.policies.learned.pool import STEP_S, Pool, answer, request
 
 
@@ -268,6 +271,26 @@ def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str,
     assert len(in_words(pool.policy.known, pool.backends)) == len(in_words(taught().policy.known, pool.backends))
 
 
+def test_the_rules_are_few_of_however_many_kinds() -> None:
+    pool, rng = Pool(), Random(1)
+    for number in range(80):
+        bins = {"temperature": rng.choice([0.0, 0.3, 0.7, 1.0]), "overlap": rng.choice([0.0, 0.2, 0.5])}
+        asked = request(f"w{number % 5}", prompt_tokens=rng.choice([50, 200, 800, 5000]), **bins)
+        pool.teach(asked, 2, suffix=rng.uniform(1.0, 4.0), ngram=rng.uniform(1.0, 3.0), eagle3=rng.uniform(1.0, 3.0))
+    assert len(kinds_of(pool.policy.known, pool.backends)) > 60
+    assert len(rules_of(pool.policy.known, pool.backends).settings.rules) <= 2 * MOST_RULES + 1
+
+
+@pytest.mark.parametrize("workload", ["default", "spilled", "1", "no"])
+def test_rules_can_be_made_and_read_whatever_clients_call_their_workloads(workload: str) -> None:
+    pool = Pool()
+    pool.teach(request(workload), suffix=3.0)
+    rules = rules_of(pool.policy.known, pool.backends)
+    document = yaml.safe_load(rules.text)
+    assert ThresholdSettings.model_validate({"rules": document["rules"]}) == rules.settings
+    assert rules.settings.rules[0].when.workload == frozenset([workload])
+
+
 def test_thresholds_are_the_loads_at_which_costs_cross() -> None:
     pool = taught()
     for kind in kinds_of(pool.policy.known, pool.backends):
@@ -283,6 +306,12 @@ def test_nothing_learned_gives_no_rules() -> None:
         rules_of(pool.policy.known, pool.backends)
     with pytest.raises(NothingLearnedError):
         rules_of(pool.policy.known, pool.backends[:1])
+
+
+@pytest.mark.parametrize("bound", [math.inf, math.nan])
+def test_an_objective_is_a_finite_number(bound: float) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        LearnedSettings(objective="goodput", slo={"ttft_ms": bound})
 
 
 def test_what_an_objective_weighs() -> None:

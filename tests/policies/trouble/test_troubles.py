@@ -74,6 +74,23 @@ def _is_mtp(key: tuple[str, ...]) -> bool:
     return key[0] == "mtp:2" and "thinking" in key[2].split("+")
 
 
+def test_a_clock_that_is_set_back_delays_nothing() -> None:
+    world = World(where(0.5, "thinking", "ef"))
+    world.troubles.forget("e")
+    for _ in world.run(20):
+        pass
+    world.now_s -= 86_400.0
+    for _ in world.run(300, shapes=["thinking"]):
+        pass
+    (found,) = world.troubles.found
+    assert (found.arm, found.backend) == ("mtp:2", "")
+    request, is_tried = asking("thinking", "x"), list[bool]()
+    for _ in range(2):
+        is_tried.append(len(world.troubles.sparing(request, world.pool)) == len(world.pool))
+        world.now_s -= 86_400.0
+    assert is_tried == [False, True]
+
+
 def test_one_broken_replica_does_not_condemn_its_arm() -> None:
     world = World(where(0.4, "json_schema", "f"))
     seen = {(each.backend, each.shape) for _ in world.run(3000) for each in world.troubles.found}

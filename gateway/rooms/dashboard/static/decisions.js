@@ -83,7 +83,7 @@ export class DecisionsPanel {
       {},
       h("th", { scope: "row" }, look),
       cell("Request", h("span", {}, kind), h("small", {}, size)),
-      cell("Sent to", this.#named(decision.backend)),
+      cell("Sent to", this.#named(decision.backend), decision.arm ? h("small", {}, `of ${decision.arm}`) : null),
       cell("Reason", words(decision.reason)),
       cell("Probability", percent(decision.propensity)),
       cell("Predicted", duration(decision.predicted_s)),

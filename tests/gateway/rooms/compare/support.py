@@ -9,7 +9,7 @@ import httpx
 
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
-from policies.experiment.experiment import BLOCKS, Sums
+from policies.experiment.evidence import BLOCKS, Sums
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running
 from tests.support.waiting import eventually_async
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
+from backends.engine import Said
 from backends.health import Health, State
 from backends.speculation import Method
 from gateway.config.settings.compare import ComparisonSettings
@@ -19,3 +20,19 @@ def test_a_drained_replica_serves_as_the_pool_file_says() -> None:
     tried.health = Health(State.UP)
     assert definition.changed([plain, tried], "learned") == ""
     assert definition.still_holds([plain, tried], "learned", "b")
+
+
+def test_what_was_found_holds_until_engines_have_another_version() -> None:
+    pool = [Backend("a", "m", Method.BASELINE, "http://127.0.0.1:8001", health=Health(State.UP))]
+    pool += [Backend(name, "m", Method.NGRAM, "http://127.0.0.1:8002", 4, health=Health(State.UP)) for name in "bc"]
+    for each, version in zip(pool, ("0.31.0", "0.31.0", "0.32.0"), strict=True):
+        each.set_engine(Said(version=version))
+    definition = begun(ComparisonSettings(a="a", b="b"), pool, "learned", 0.0)
+    assert definition.versions == ["0.31.0", "0.32.0"]
+    for version, holds in (("0.32.0", True), ("", True), ("0.33.0", False)):
+        pool[1].set_engine(Said(version=version), is_new=True)
+        assert definition.still_holds(pool, "learned", "b") is holds
+        assert bool(definition.changed(pool, "learned")) is not holds
+    assert "another vLLM now than 0.31.0 and 0.32.0" in definition.changed(pool, "learned")
+    untold = definition.model_copy(update={"versions": []})
+    assert untold.still_holds(pool, "learned", "b")

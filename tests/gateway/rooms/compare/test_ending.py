@@ -20,7 +20,7 @@ from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import WrongArmsError, begun, block_for
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
-from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Sums
+from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
 from tests.gateway.conftest import MODEL, Running, start_gateway
@@ -176,6 +176,35 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
             assert (await found(gateway))["stage"] == "running"
             stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
             assert stopped.status_code == 200
+
+
+async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        assert (await start(gateway, block_s=None)).status_code == 200
+        (present,) = comparisons(gateway)
+        for number, seconds, block_s, blocks in ((11, 1.5, 15.0, 0), (12, 2.5, 25.0, 12), (1, 20.0, 200.0, 13)):
+            for each in range(number):
+                known(present, each, "baseline")
+            present.judge(0.0)
+            for _ in range(1000):
+                present._experiment._blocks.observe(0.0, seconds, 1.0, "", 0)
+            await gateway.until(partial(_has_blocks_of, gateway, block_s))
+            assert comparisons(gateway) == [present]
+            present.judge(0.0)
+            assert (await found(gateway))["blocks"] == blocks
+
+
+async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, whole=True)).status_code == 200
+        teach(gateway, baseline=0.01, eagle3=0.005)
+        (present,) = comparisons(gateway)
+        assert present.judge(0.0).sentence.startswith("So far, eagle3 takes ")
+        assert (await found(gateway))["stage"] == "running"
+        present.definition = present.definition.model_copy(update={"began_s": 0.0})
+        await until_stage(gateway, "decided")
+        assert (await found(gateway))["sentence"].startswith("eagle3 takes ")
 
 
 async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
-from policies.experiment.experiment import Plan
+from policies.experiment.plan import Plan
 from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.gateway.rooms.compare.support import (
@@ -74,6 +74,19 @@ async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -
 
     async with start_gateway(METHODS, state=state) as gateway:
         assert (await found(gateway))["stage"] == "decided", "it is known after a restart"
+
+
+async def test_a_decision_names_its_arm_and_how_likely_it_was(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, usual=False, explore=0.0)).status_code == 200
+        (present,) = comparisons(gateway)
+        policy, pool = gateway.gateway.models[MODEL].policy, [*gateway.gateway.pool.of(MODEL)]
+        alone = policy.choose(ANY_REQUEST, pool[:2])
+        for _ in range(20):
+            decision = present.choose(policy, ANY_REQUEST, pool)
+            assert decision.arm == ("baseline" if decision.backend.startswith("a") else "eagle3")
+            assert decision.propensity == 0.5 * alone.propensity
+            assert sum(decision.propensities) == 0.5 * sum(alone.propensities)
 
 
 async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path: Path) -> None:
@@ -225,10 +238,11 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
             present._experiment._number = number
             present._experiment._shares = present.plan.shares(number)
             request, pool = ANY_REQUEST, [*gateway.gateway.pool.of(MODEL)]
-            assert [*present.narrow(request, pool)] == pool, "each chooses among all replicas"
-            present._experiment._number = number
-            decision = present.choosing(gateway.gateway.models[MODEL].policy)(request, pool)
-            assert decision.policy == present.plan.arm_of(0, number)
+            present.plan = present._experiment.plan
+            present._experiment._turn = lambda _now_s, number=number: number  # type: ignore[method-assign,misc]
+            decision = present.choose(gateway.gateway.models[MODEL].policy, request, pool)
+            assert decision.policy == decision.arm == present.plan.arm_of(0, number)
+            assert decision.propensity > 0.24, "each chooses among all replicas"
             chosen.add(decision.policy)
         assert chosen == {"learned", "least_loaded"}
         assert (await gateway.chat()).status_code == 200

@@ -73,6 +73,12 @@ def test_a_target_that_cannot_be_kept_takes_any_number() -> None:
     assert HEAD.seconds(CODE, MEAN, Targets(None, 0.002))[0] == 1e6
 
 
+def test_no_number_keeps_targets_that_are_out_of_reach() -> None:
+    group, carriers = RequestGroup(*CODE, 100.0, []), {"head": HEAD}
+    assert load_of(MEAN, [group], carriers, Targets(None, 0.002), 0.0, 1.0).needed({"head": 2}) == {}
+    assert load_of(MEAN, [group], carriers, Targets(None, 0.005), 0.0, 1.0).needed({"head": 2}) == {"head": 1}
+
+
 def test_saturation_is_that_of_the_best_spread() -> None:
     assert load((2.0, 4.0)).saturation({"head": 1}) == approx(2.0)
     assert load((2.0, 4.0)).saturation({"head": 1, "tree": 1}) == approx(1.0 / (1 / 2.0 + 1 / 4.0), rel=0.01)

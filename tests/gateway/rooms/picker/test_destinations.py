@@ -57,11 +57,12 @@ async def test_a_name_that_cannot_be_resolved_does_not_keep_the_others_from_bein
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     destinations, odd, named = Destinations(), backend(f"http://{host}:1"), backend("http://localhost:8000")
-    await destinations.start([odd, named])
-    await destinations.stop()
+    for _ in range(2):
+        await destinations.start([odd, named])
+        await destinations.stop()
     assert destinations.of(odd) == ""
     assert destinations.of(named) in {"127.0.0.1:8000", "[::1]:8000"}
-    assert f"{host} cannot be resolved" in caplog.text
+    assert caplog.text.count(f"{host} cannot be resolved") == 1
 
 
 def test_a_unix_socket_is_out_of_a_proxys_reach(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,20 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
     recorder.stop()
     (record,) = records(tmp_path)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
+
+
+@pytest.mark.parametrize(("chance", "other"), [(0.5, None), (1.0, 0.0)])
+def test_what_another_arm_would_have_chosen_is_not_known(
+    chance: float, other: float | None, tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    request = finished(recorder)
+    given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [chance], "arm": "head", "arm_chance": chance}
+    decision = Decision("b", "learned", "least_delay", chance, candidates=request.notes.candidates[:1], **given)
+    request.record(recorder, decision=decision)
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert (record.arm, record.propensity, record.candidates["propensity"]) == ("head", chance, [chance, other])
 
 
 def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
@@ -376,6 +391,19 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_files_age_while_nothing_is_written_and_whatever_the_clock_does(tmp_path: Path) -> None:
+    line, clock = b'{"prompt_tokens": 1}\n', [time.time()]
+    files = TraceFiles(settings(tmp_path, rotate_s=60, keep_s=3600), lambda: clock[0])
+    for _ in range(2):
+        files.write(line)
+        clock[0] -= 86_400
+        files.maintenance()
+    assert len(list(tmp_path.iterdir())) == 2
+    clock[0] += 3 * 86_400
+    files.maintenance()
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from backends import background
 from backends.health import State
 from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, Start
+from tests.gateway.reload.test_change import backends_of, change
 from tests.support.token_engine import TokenEngine, answer_of, decode
 from tests.support.upstream import Behaviour, Wire
 
@@ -365,6 +367,32 @@ async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> N
     (record,) = read_trace(tmp_path / "trace", strict=True)
     assert (record.backend, record.rescued_from, record.rescued_at) == ("b", "a", 4)
     assert (record.reason, record.output, record.output_tokens) == ("rescue", TEXT, len(SCRIPT))
+
+
+async def test_a_stream_outlives_a_backend_that_leaves_the_pool(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a pod dies, and discovery finds it no more."""
+    failures: list[str] = []
+    monkeypatch.setattr(background, "on_failure", [failures.append])
+    goes_on, may_end = asyncio.Event(), asyncio.Event()
+
+    async def held(wire: Wire) -> None:
+        if wire.seen.target != "/detokenize":
+            goes_on.set()
+            await may_end.wait()
+        await engine()(wire)
+
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        behave(running, a=engine(events=5), b=held)
+        request = asyncio.create_task(stream(running))
+        await goes_on.wait()
+        await change(running, backends=backends_of(running.upstreams["b"]))
+        may_end.set()
+        check_is_whole(await request)
+        served = f'gateway_requests_total{{backend="b",method="baseline",model="{MODEL}",outcome="ok"}} 1.0'
+        assert served in (await running.client.get("/metrics")).text
+    assert not failures
 
 
 async def test_the_backend_that_cut_streams_which_others_completed_is_ejected(gateway_of: Start) -> None:

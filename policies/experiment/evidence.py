@@ -1,0 +1,138 @@
+"""What all gateways have seen in the blocks of an experiment, and what that shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Final, NamedTuple
+
+from policies.experiment.blocks import LEAST_REQUESTS, Blocks
+from policies.experiment.curve import Fit, Row, fit
+from policies.experiment.plan import BEFORE, Plan
+from policies.experiment.turns import Comparison, Turns
+from policies.statistics import Statistics, Table
+
+REST, USUAL = "(rest)", "(usual)"
+"""What serves beside the arms, and the pool as it serves without an experiment."""
+
+
+class Sums(NamedTuple):
+    """What one arm came to in a block, over all gateways."""
+
+    seconds: float = 0.0  # that requests spent there
+    work: float = 0.0  # units that they had done
+    requests: float = 0.0
+    arrived_work: float = 0.0
+    weight: float = 0.0  # 1 for each process, and less as it ages
+    chosen: float = 0.0  # requests that were sent to it
+    replicas: float = 0.0  # that were up, summed over these
+    ttft_s: float = 0.0  # summed over `streams`
+    streams: float = 0.0
+    decode_s: float = 0.0  # seconds after the first token, summed over `decoded` tokens
+    decoded: float = 0.0
+    output_tokens: float = 0.0
+    failed: float = 0.0
+    judged: float = 0.0  # requests with an objective
+    missed: float = 0.0  # of these, those that were served too late
+
+    def __add__(self, other: tuple[float, ...]) -> Sums:  # type: ignore[override]
+        return Sums(*[a + b for a, b in zip(self, other, strict=True)])
+
+
+BLOCKS: Final = Table("blocks", len(Sums._fields), 4 * 86_400.0, lambda key: (*key[:2], REST, key[3]))
+"""Sums by experiment, block, arm and process."""
+
+
+class Evidence:
+    """What all gateways have seen in the blocks of an experiment."""
+
+    def __init__(self, plan: Plan, statistics: Statistics) -> None:
+        self.plan = plan
+        before = {id_: -BEFORE * at for at, id_ in enumerate(plan.ids)}
+        blocks: dict[int, dict[str, Sums]] = {}
+        for key, aged in sorted(statistics.buckets(BLOCKS).items()):
+            sums = Sums(*aged)
+            if key[0] in before and sums.weight > 0.0:
+                id_, number, arm, _ = key
+                arms = blocks.setdefault(int(number) + before[id_], {})
+                arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
+        self.blocks = dict(sorted(blocks.items()))
+
+    def total(self, arm: str) -> Sums:
+        """Return the sums of an arm over all blocks."""
+        total = Sums()
+        for arms in self.blocks.values():
+            total += arms.get(arm, Sums())
+        return total
+
+    def needed_block_s(self) -> float | None:
+        """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
+        arms = [
+            [each[arm].requests for at, each in self.blocks.items() if at >= 0 and arm in each and each[arm].chosen]
+            for arm in self.plan.arms
+        ]
+        is_known = min(map(len, arms)) >= _LEAST_KNOWN
+        is_short = is_known and min(sum(each) / len(each) for each in arms) < 2.0 * LEAST_REQUESTS
+        return _LONGER * self.plan.block_s if is_short else None
+
+    def paces(self, arm: str, least_requests: float) -> list[float]:
+        """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
+        return [row.seconds_per_work for row in self._rows(arm, 0, least_requests)]
+
+    def times_the_work(self, first: str, second: str) -> float:
+        """Return how many times as much work arrives at a replica of one arm as of another; 1 if that may be chance.
+
+        Requests are given at random, so it is none of the arms' own: some client may act by the arm it was given to.
+        """
+        ones, others = ({row.number: row.work_per_s for row in self._rows(arm, 0)} for arm in (first, second))
+        even = [number for number in ones.keys() & others.keys() if set(self.plan.shares(number) or ()) == {1.0}]
+        logs = [math.log(ones[number] / others[number]) for number in even]
+        if len(logs) < _LEAST_EVEN or self.plan.rotates:
+            return 1.0
+        mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
+        return math.exp(mean) if abs(mean) > max(_UNEVEN, _ERRORS * error) else 1.0
+
+    def fit(self, first: str, second: str) -> Fit | None:
+        """Return what the blocks show of one arm against another; None while they are too few."""
+        return fit([*self._rows(first, 0), *self._rows(second, 1)])
+
+    def _rows(self, arm: str, at: int, least_requests: float = LEAST_REQUESTS) -> Iterator[Row]:
+        """Yield the blocks in which an arm has served enough, by as many replicas throughout as at first."""
+        for number, arms in self.blocks.items():
+            sums = arms.get(arm)
+            if sums is None or sums.requests < least_requests or sums.arrived_work <= 0.0 or not sums.chosen:
+                continue
+            replica_s = Blocks(self.plan.of_block(number)[0].block_s).window_s * sums.replicas / sums.chosen
+            yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
+
+    def cost(self, confidence: float) -> Comparison:
+        """Return what requests take while it compares, over what they take as usual."""
+        turns = Turns(forgets=False)
+        for number, arms in sorted(self.blocks.items()):
+            is_usual = self.plan.shares(number) is None
+            total = sum((sums for arm, sums in arms.items() if (arm == USUAL) is is_usual), Sums())
+            if total.requests >= LEAST_REQUESTS and total.arrived_work > 0.0:
+                turns.add(number, total.seconds / total.work, total.arrived_work, control=is_usual)
+        return turns.comparison(confidence)
+
+
+def best_first(evidence: Evidence) -> list[str]:
+    """Return the arms in the order of what they take, as far as that is known."""
+    order = [*evidence.plan.arms]
+    for _ in order:
+        for at, (one, other) in enumerate(pairwise(order)):
+            found = evidence.fit(one, other)
+            if found is not None and found.overall(0.5).ratio > 1.0:
+                order[at], order[at + 1] = other, one
+    return order
+
+
+_LEAST_KNOWN: Final = 4
+_LONGER: Final = 4.0
+"""Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""
+_LEAST_EVEN: Final = 4
+_UNEVEN: Final = math.log(1.2)
+_ERRORS: Final = 5.0
+"""Even blocks, logarithm of the ratio, and standard errors of it from which on the work of two arms is not alike."""
