@@ -311,7 +311,6 @@ class Calibration(CheckedModel):
         """Return for what it was measured, with its error, and what is assumed of methods that were not measured."""
         what = f"{self.name} is {self.target} in {self.precision} on {self.hardware}, {self.measured}"
         entries = {method: self.method(method) for method in dict.fromkeys(methods)}
-        ranges = {method: entry.drafting.unmeasured_ms for method, entry in entries.items()}
         taken: dict[str, list[str]] = {}
         for method, entry in entries.items():
             if entry.taken_from and method is not Method.BASELINE:
@@ -320,12 +319,14 @@ class Calibration(CheckedModel):
             f"Drafting times and acceptance of {', '.join(of)} were not measured for {self.name}: they are {other}'s."
             for other, of in taken.items()
         ]
-        return said + [
-            f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
-            f"{between[0]:g} to {between[1]:g} ms, and next to nothing is taken. `gateway calibrate` measures yours."
-            for method, between in ranges.items()
-            if between
-        ]
+        for method, entry in entries.items():
+            if between := entry.drafting.unmeasured_ms:
+                own = f"{1e3 * entry.drafting.base_s:g} ms" if entry.drafting.base_s else "next to nothing"
+                said.append(
+                    f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
+                    f"{between[0]:g} to {between[1]:g} ms, and {own} is taken. `gateway calibrate` measures yours."
+                )
+        return said
 
     def acceptance(self, method: Method, kind: str) -> Acceptance:
         """Return the acceptance of a method's drafts in text of a kind; an unknown kind counts as chat."""

@@ -45,6 +45,9 @@ def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
             if isinstance(other := document.get("methods_from"), str) and isinstance(document.get("methods"), dict):
                 with paths_from(Path(name).parent):
                     taken = _loaded(full_name(other), (*via, name)).taken_by_others()
+                for method, own in document["methods"].items():
+                    if method in taken and isinstance(own, dict) and "acceptance_like" not in own:
+                        own.setdefault("acceptance", taken[method].acceptance)
                 document["methods"] = taken | document["methods"]
         if not problems:
             return Calibration.model_validate(document)

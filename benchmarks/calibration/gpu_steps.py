@@ -1,4 +1,4 @@
-"""Print step times measured on a GPU over those of the calibration: `python -m benchmarks.calibration.gpu_steps`.
+"""Print step times measured on a GPU over a calibration's: `python -m benchmarks.calibration.gpu_steps [NAME]`.
 
 gpu_steps.csv has them: vLLM 0.24.0 (PyTorch 2.11, CUDA 13.0), Llama-3.1-8B's shape in bf16 with random weights
 (`--load-format dummy`), engine in the measuring process, CUDA graphs and compilation on, prefix caching off, at most
@@ -10,6 +10,7 @@ alone. Weights of another value take the same time; that of n-gram's lookup depe
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 from benchmarks.table import head, row
 
-CALIBRATION = "llama-3.1-8b-h100"
+CALIBRATION = sys.argv[1] if len(sys.argv) > 1 else "llama-3.1-8b-h100"
 
 
 def expected_s(row: dict[str, str]) -> float:

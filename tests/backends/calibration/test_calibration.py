@@ -141,6 +141,11 @@ def test_what_was_not_measured_is_said_once() -> None:
     assert "0.04 to 3 ms" in premise
     assert measured.startswith("llama-3.1-8b-h100@L40S is meta-llama/Llama-3.1-8B-Instruct in bf16 on 1x L40S, ")
     assert "measured with vLLM 0.10.1.1, scaled from H100 in bf16; its error on other figures is not known" in measured
+    *_, taken, suffix = load_calibration("llama-3.1-8b-h100-024").premises([Method.DRAFT_MODEL, Method.SUFFIX])
+    assert taken.endswith("of draft_model were not measured for llama-3.1-8b-h100-024: they are llama-3.1-8b-h100's.")
+    assert "elsewhere it was 0.87 to 6 ms, and 2.81 ms is taken" in suffix
+    theirs = load_calibration(H100).acceptance(Method.EAGLE3, Kind.CHAT)
+    assert load_calibration("llama-3.1-8b-h100-024").acceptance(Method.EAGLE3, Kind.CHAT) == theirs
     measured, drafts = load_calibration("h200/llama-3.1-70b/fp8").premises([Method.BASELINE, Method.EAGLE3])
     assert drafts.startswith("Drafting times and acceptance of eagle3 were not measured for h200/llama-3.1-70b/fp8: ")
     assert drafts.endswith(" they are llama-3.1-70b-4xh100's.")

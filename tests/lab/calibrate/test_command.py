@@ -98,6 +98,7 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     (premise,) = mine.premises([Method.EAGLE3])
     assert "on 2x mine, measured with `gateway calibrate`; off by " in premise
     assert premise.endswith("figures held out.")
+    assert mine.premises([Method.EAGLE, Method.NGRAM])[1].startswith("Drafting times and acceptance of eagle were not ")
     # What was counted is of code; text of other kinds, and methods that were not measured, are as there.
     reached = np.cumprod(mine.acceptance(Method.EAGLE3, "code").by_position)
     assert reached == pytest.approx(BY_POSITION, rel=0.1)
