@@ -202,7 +202,8 @@ def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_
     """Return the usage without what cannot be."""
     if usage is not None:
         most = backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS
-        if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
+        told = max(usage.prompt_tokens or 0, usage.output_tokens or 0)
+        if max(told, usage.accepted_tokens or 0) > most:
             most *= ended.routed.features.n
         usage.ignore_beyond(most + more_tokens, most)
     return usage
