@@ -21,8 +21,8 @@ from backends.http.authorities import trusted
 from backends.http.receiver import HeaderList, KnownHead, Receiver, UpstreamError, WholeReceiver
 from backends.http.wire import WriteBatch
 
-_NO_BODY_STATUSES = frozenset({204, 304})
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_NO_BODY_STATUSES: Final = frozenset({204, 304})
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
 """Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
 _MOST_IN_A_TURN_BYTES: Final = 1 << 16

@@ -14,11 +14,11 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-_MOST_DIGITS = 9
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
-_MAX_BYTES = 4096  # longer heads are rare, and a pattern is kept for each connection
+_MOST_DIGITS: Final = 9
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
+_MAX_BYTES: Final = 4096  # longer heads are rare, and a pattern is kept for each connection
 MAX_WAIT_S = 0.00025
 """Seconds after which the next write flushes the batch, since an iteration of the event loop can be long."""
 

@@ -13,12 +13,12 @@ from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage, StreamHabits
 from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
-_HOLD_LIMIT_BYTES = 1 << 20
+_HOLD_LIMIT_BYTES: Final = 1 << 20
 _LF: Final = 10
 _CR_ENDS_LINE: Final = re.compile(rb"[^\r\n]*\r[^\n]")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # What marks the events that carry output, for endpoints where not every event does.
-_MARKERS = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
+_MARKERS: Final = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
 # What marks the events that say something of the end, for these endpoints.
 _OF_THE_END: Final = {
     Endpoint.MESSAGES: (b'"message_', b'"error"'),

@@ -25,7 +25,7 @@ _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
 FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
 """Outcomes that are no fault of the client."""
-_ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
+_ANSWERED: Final = frozenset({"ok", "cancelled", "interrupted"})
 _RESCUES: Final = {"ok": "complete", "cancelled": "cancelled"}
 _MOST_PER_BYTE: Final = 64
 """Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
