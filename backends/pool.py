@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from backends import background
 from backends.backend import Backend, EngineChange
@@ -269,7 +270,8 @@ class Pool:
 
     def report_success(self, backend: Backend) -> None:
         """Record a request for inference that the replica served, or whose answer it has begun if it is on trial."""
-        if backend.health.state is State.RECOVERING or backend.health.strikes:
+        health = backend.health
+        if health.state is _RECOVERING or health.strikes:
             self.report(backend, Served())
 
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
@@ -317,3 +319,7 @@ class Pool:
                 self._listener.went_down(backend)
             if state is State.RECOVERING or (state is State.UP and was is not State.UP):
                 self._listener.became_ready(backend)
+
+
+# The members of an enumeration are looked up on each use, and there is one for each request.
+_RECOVERING: Final = State.RECOVERING

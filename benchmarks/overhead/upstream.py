@@ -49,7 +49,9 @@ _OTHERS = {
     b"/get_server_info": answer(b"{}"),
 }
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+LAST_EVENTS = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+# Without a reason to finish the gateway would take each stream for a broken one.
+_STREAM_END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST_EVENTS), LAST_EVENTS)
 
 
 COUNTS = {"requests": 0, "chunks": 0, "streams": 0}

@@ -72,16 +72,18 @@ class Usage:
             self.cached_tokens,
             self.accepted_tokens,
         )
-        wrong = {
-            "prompt_tokens": prompt is not None and prompt > prompt_tokens,
-            "output_tokens": output is not None and output > output_tokens,
-            "cached_tokens": cached is not None and prompt is not None and cached > prompt,
-            "accepted_tokens": accepted is not None and accepted > output_tokens,
-        }
-        for name, is_wrong in wrong.items():
-            if is_wrong:
-                setattr(self, name, None)
-                self.ignored = (*self.ignored, name)
+        if prompt is not None and prompt > prompt_tokens:
+            self._ignore("prompt_tokens")
+        if output is not None and output > output_tokens:
+            self._ignore("output_tokens")
+        if cached is not None and prompt is not None and cached > prompt:
+            self._ignore("cached_tokens")
+        if accepted is not None and accepted > output_tokens:
+            self._ignore("accepted_tokens")
+
+    def _ignore(self, name: str) -> None:
+        setattr(self, name, None)
+        self.ignored = (*self.ignored, name)
 
 
 def read_usage(document: object) -> Usage | None:

@@ -177,7 +177,8 @@ class HttpReply:
         if not chunk or self.request.method == "HEAD":
             return
         head, self._head = self._head, b""
-        self._connection.write_now(b"%b%x\r\n%b\r\n" % (head, len(chunk), chunk) if self._chunked else head + chunk)
+        size = b"%x" % len(chunk)  # compiled, faster than within the other
+        self._connection.write_now(b"%b%b\r\n%b\r\n" % (head, size, chunk) if self._chunked else head + chunk)
 
     def end(self) -> None:
         """End the answer."""

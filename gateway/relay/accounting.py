@@ -25,7 +25,7 @@ _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
 FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
 """Outcomes that are no fault of the client."""
-_ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
+_ANSWERED: Final = frozenset({"ok", "cancelled", "interrupted"})
 _RESCUES: Final = {"ok": "complete", "cancelled": "cancelled"}
 _MOST_PER_BYTE: Final = 64
 """Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
@@ -202,7 +202,8 @@ def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_
     """Return the usage without what cannot be."""
     if usage is not None:
         most = backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS
-        if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
+        told = max(usage.prompt_tokens or 0, usage.output_tokens or 0)
+        if max(told, usage.accepted_tokens or 0) > most:
             most *= ended.routed.features.n
         usage.ignore_beyond(most + more_tokens, most)
     return usage

@@ -13,7 +13,7 @@ import orjson
 
 from backends.http.receiver import HeaderList
 from gateway.dialects.ending import InvalidAnswerError, check_whole, given_up_in
-from gateway.dialects.sse import EventStream, is_event_stream
+from gateway.dialects.sse import EventStream, count_events, is_event_stream
 from gateway.dialects.usage import Usage, first_usage, read_other_usage, read_usage
 from gateway.http.headers import is_json, media_type
 from policies.features.request import Endpoint
@@ -79,7 +79,7 @@ class MeteredAnswer(PassThrough):
         if self._kind != "opaque":
             self._tail = _tail_of(self._tail, data)
         if self._kind == "stream":
-            self.events_passed += data.count(b"\n\n") or data.count(b"\r\n\r\n")
+            self.events_passed += count_events(data)
         return data
 
     def end(self) -> bytes:

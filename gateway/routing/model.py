@@ -28,10 +28,10 @@ from policies.policy import Decision, Outcome, Policy
 from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Price
 from policies.trouble.troubles import Troubles
 
-_INITIAL_PACE_S = 0.02  # until there is an answer
-_PACES = 50
-_LEAST_PACE_S = 1e-4
-_MOST_PER_CHUNK = 256.0
+_INITIAL_PACE_S: Final = 0.02  # until there is an answer
+_PACES: Final = 50
+_LEAST_PACE_S: Final = 1e-4
+_MOST_PER_CHUNK: Final = 256.0
 """Bounds of what an answer's usage can say of its pace and its chunks; no engine is near them."""
 
 

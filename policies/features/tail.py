@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from typing import Final
 
 import numpy as np
 
@@ -43,12 +44,12 @@ except ImportError:
     _share = share_by_expression
 
 
-WINDOW_BYTES = 1024
+WINDOW_BYTES: Final = 1024
 """Bytes considered at the end of the prompt (about 250 tokens of text, or 256 token ids), which bounds the cost."""
 
-_RUN_BYTES = 16  # about three words, or four tokens
-_ID_BYTES = 4
-_RUN_IDS = 3
+_RUN_BYTES: Final = 16  # about three words, or four tokens
+_ID_BYTES: Final = 4
+_RUN_IDS: Final = 3
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication modulo 2**64 is invertible
 
 

@@ -58,7 +58,10 @@ class Chooser:
         costs = self._sum.of(request, delays, is_sent=is_sent)
         if self._troubles.found:
             self._troubles.price(request, candidates, costs, is_sent=is_sent)
-        chosen, reason, propensity = costs.index(min(costs)), "least_delay", 1.0
+        chosen, reason, propensity = 0, "least_delay", 1.0
+        for index, cost in enumerate(costs):
+            if cost < costs[chosen]:
+                chosen = index
         odds: list[float] | None = None
         if self._guardrail.by_control(now_s):
             odds = _least_loaded(request, candidates, delays)

@@ -180,7 +180,10 @@ class Sum:
 
 def crowd_of(candidates: Sequence[Candidate]) -> float:
     """Return the requests in flight per replica."""
-    return sum([one.in_flight for one in candidates]) / len(candidates)
+    in_flight = 0
+    for one in candidates:
+        in_flight += one.in_flight
+    return in_flight / len(candidates)
 
 
 def _kept(expected_s: float, bound_s: float | None) -> float:

@@ -198,8 +198,8 @@ class KnownReplica:
 
     def prefill_left_s(self, now_s: float) -> float:
         """Return the seconds until the prompts sent here are computed, one after another."""
-        own_s = min(self.prefill_s, self._prefill_until_s - now_s)
-        return max(0.0, own_s, self._told_until_s - now_s)
+        own_s = max(0.0, min(self.prefill_s, self._prefill_until_s - now_s))
+        return max(own_s, self._told_until_s - now_s)  # compiled, much faster than one call with all three
 
     def was_drafted(self, since_s: float) -> bool:
         """Return whether no request can have been beyond the drafter's limit since a time."""

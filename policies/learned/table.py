@@ -22,7 +22,8 @@ _LARGER: Final = 5.0
 Groups = tuple[Key, ...]
 """The groups of a request, the largest first: all, bins, workload and length of the prompt, template, client."""
 
-_TEMPLATE, _CLIENT = 3, 4
+_TEMPLATE: Final = 3
+_CLIENT: Final = 4
 """Lengths of the keys of groups."""
 _NAME: Final = 2
 """Place of the workload's name, after the bin of the prompt and the mode."""

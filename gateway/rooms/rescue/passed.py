@@ -17,6 +17,7 @@ _IDS: Final = re.compile(rb'(token_ids":\s*)\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
 _LIST: Final = b'token_ids":['
+_HAS_PROMPT_IDS: Final = b'prompt_token_ids":'
 _PROMPT_IDS: Final = re.compile(rb'prompt_token_ids":\s*\[')
 OUTPUT: Final = frozenset({"role", "content"})
 """Other fields of a delta are reasoning, refusals, calls."""
@@ -54,7 +55,8 @@ class PassedStream:
 
     def take(self, data: bytes) -> bytes:
         """Keep complete events, and return what the client gets of them: no ids."""
-        if not self.prompt and (found := _PROMPT_IDS.search(data)) is not None:
+        has_prompt = not self.prompt and data.find(_HAS_PROMPT_IDS) >= 0
+        if has_prompt and (found := _PROMPT_IDS.search(data)) is not None:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
             self.prompt, data = data[begin:end], data[:begin] + b"null" + data[end:]
         if self._is_whole:
@@ -67,7 +69,10 @@ class PassedStream:
         end = data.find(b"]", at) + 1
         if at >= 0 and data.find(_HAS_IDS, end) < 0:  # one list, as in most reads
             return data[:at] + _NO_IDS + data[end:]
-        return _IDS.sub(rb"\1null", data) if _HAS_IDS in data else data
+        # `sub` alone would be dear where it finds nothing, since it reads its template first.
+        if data.find(_HAS_IDS) < 0 or _IDS.search(data) is None:
+            return data
+        return _IDS.sub(rb"\1null", data)
 
     # When the stream has failed
 

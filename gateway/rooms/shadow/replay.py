@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -28,17 +28,17 @@ from policies.roles import Learner
 
 log = logging.getLogger(__name__)
 
-MOST_TEXTS = 256
+MOST_TEXTS: Final = 256
 """Finished texts that wait for their replay; further ones are skipped."""
-_MOST_QUEUED_BYTES = 64 * 2**20
-MOST_TEXT_BYTES = 2**20
+_MOST_QUEUED_BYTES: Final = 64 * 2**20
+MOST_TEXT_BYTES: Final = 2**20
 """Size of a request or an answer, with 200 bytes per streamed chunk, above which it is skipped."""
 
 _IDLE_WAIT_S = 0.1
 _RESTART_DELAY_S = 30.0
 _MAX_PAUSE_S = 10.0
-_MIN_TOKENS = 8
-_TEXTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
+_MIN_TOKENS: Final = 8
+_TEXTS: Final = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
 _COMMAND = (sys.executable, "-P", "-m", "gateway.rooms.shadow")
 
 

@@ -131,7 +131,7 @@ class _ModelFollower:
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return an observer of a request that has a shape."""
-        if routed.headers.backend or routed.headers.method or not (shape := routed.shape):
+        if not (shape := routed.shape) or routed.headers.backend or routed.headers.method:
             return None
         is_read = wants_json(shape) and is_engines_own(routed.features, routed.document or {})
         return _Watch(self._model, routed, is_read, self._unread)

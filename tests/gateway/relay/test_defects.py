@@ -15,6 +15,7 @@ from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing import lookups
 from gateway.routing.routed_request import RoutedRequest
+from gateway.telemetry.series import Count, Family
 from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
 USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
@@ -65,7 +66,7 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
     series: str, counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = Relay("a")
-    monkeypatch.setattr(relay.metrics, series, SimpleNamespace(labels=broken))
+    monkeypatch.setattr(relay.metrics, series, Family(SimpleNamespace(labels=broken), Count))
     assert stream(relay).endswith(DONE)
     assert counted == ["accounting"]
     assert relay.in_flight() == [0] * 4
