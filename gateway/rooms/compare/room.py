@@ -318,7 +318,10 @@ class CompareRoom(Room):
         running = self.comparisons[model]
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
-        return document | {"change": change_of(document, running.definition.unchanged(self.gateway.pool.of(model)))}
+        backends = self.gateway.pool.of(model)
+        if running.is_running:
+            document["sentence"] += running.definition.away(backends)
+        return document | {"change": change_of(document, running.definition.unchanged(backends))}
 
 
 def _named(known: Collection[str], model: str | None) -> str:

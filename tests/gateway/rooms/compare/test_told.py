@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
-from tests.gateway.conftest import start_gateway
-from tests.gateway.rooms.compare.support import METHODS, narrowing, start, teach
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.rooms.compare.support import ADMIN, METHODS, found, narrowing, start, teach
 from tests.support.waiting import eventually_async
+
+
+async def _printed(gateway: Running, *words: str) -> str:
+    line = [*words, "--url", gateway.url, "--admin-key", ADMIN_KEY]
+    result = await asyncio.to_thread(CliRunner().invoke, app, line)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def test_its_blocks_and_that_chance_comes_before_the_policy_are_said(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert "chance" not in await _printed(gateway, "explain", "hi")
+        asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
+        assert "Comparing for 1d at most, in blocks of 85 s." in await _printed(gateway, "compare", "start", *asked)
+        await gateway.until(lambda: narrowing(gateway))
+        assert "chance says first which of them may take it" in await _printed(gateway, "explain", "hi")
+
+
+async def test_an_arm_without_a_replica_that_is_up_is_named(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway)).status_code == 200
+        for name in ("b0", "b1"):
+            assert "is up" not in (await found(gateway))["sentence"]
+            reference = {"model": MODEL, "backend": name}
+            (await gateway.client.post("/admin/drain", json=reference, headers=ADMIN)).raise_for_status()
+        assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
 
 
 async def test_a_ratio_of_what_is_no_longer_the_better_arm_is_no_number(tmp_path: Path) -> None:
