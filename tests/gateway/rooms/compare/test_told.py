@@ -21,13 +21,13 @@ async def _printed(gateway: Running, *words: str) -> str:
     return result.stdout
 
 
-async def test_its_blocks_and_that_chance_comes_before_the_policy_are_said(tmp_path: Path) -> None:
+async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(tmp_path: Path) -> None:
     async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert "chance" not in await _printed(gateway, "explain", "hi")
+        assert "a comparison runs" not in await _printed(gateway, "explain", "hi")
         asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
         assert "Comparing for 1d at most, in blocks of 85 s." in await _printed(gateway, "compare", "start", *asked)
         await gateway.until(lambda: narrowing(gateway))
-        assert "chance says first which of them may take it" in await _printed(gateway, "explain", "hi")
+        assert "a comparison runs, which may send it elsewhere" in await _printed(gateway, "explain", "hi")
 
 
 async def test_an_arm_without_a_replica_that_is_up_is_named(tmp_path: Path) -> None:
