@@ -243,6 +243,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
             for member in members
         ],
         "choice": None if choice is None else _public(choice),
+        "is_compared": router.is_compared(routed),
         "problem": problem,
     }
 

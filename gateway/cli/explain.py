@@ -96,6 +96,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         if choice["policy"] == "learned" and len(ranked) > 1 and ranked[0]["backend"] == choice["backend"]:
             first, second = (float(each["score"]) for each in ranked[:2])
             said += f" It costs {first:.3f} s; the next, {ranked[1]['backend']}, {second - first:.3f} s more."
+        if answer["is_compared"]:
+            said += " But a comparison runs, which may send it elsewhere: `gateway compare status`."
     unit = "cost, s" if choice and choice["policy"] == "learned" else "score"
     rows = [["replica", "method", "state", "in flight", unit]]
     for each in (*ranked, *others):

@@ -76,7 +76,8 @@ def reload(
     if json:
         say_json(answer)
         return
-    say("\n".join([*changes, f"{len(changes)} changes{', not made' if dry_run and changes else ''}"]))
+    count = f"{len(changes)} change{'' if len(changes) == 1 else 's'}"
+    say("\n".join([*changes, f"{count}{', not made' if dry_run and changes else ''}"]))
 
 
 def _find(admin: Admin, name: str) -> tuple[str, str, dict[str, Any]]:

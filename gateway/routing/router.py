@@ -104,6 +104,10 @@ class Router:
         """Have the candidates of a model's requests narrowed before its policy chooses."""
         self._narrowing = narrowing
 
+    def is_compared(self, routed: RoutedRequest) -> bool:
+        """Return whether a comparison narrows the candidates of a request before a policy chooses."""
+        return routed.model.name in self._narrowing and not _is_bound(routed)
+
     def check(self, body: bytes) -> Iterator[None]:
         """Check in steps that a large body may be parsed, which `route` does."""
         if _may_be_object(body):  # anything else is not parsed
@@ -235,7 +239,7 @@ class Router:
                 candidates = [*nearest(routed.features, candidates)]
                 break
         try:
-            if choose is None and model.name in self._narrowing and not _is_bound(routed):
+            if choose is None and self.is_compared(routed):
                 decision = self._narrowing[model.name].choose(policy, routed.features, candidates)
             else:
                 decision = (choose or policy.choose)(features, candidates)

@@ -91,7 +91,7 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     point = finding.at_mean
     load = f"at {point.in_flight:.1f} requests in flight per replica"
     if stage is Stage.ALIKE:
-        return f"{finding.better} and {finding.other} differ by less than {until:.0%} {load}."
+        return f"{finding.better} and {finding.other} differ by less than {100.0 * until:g}% {load}."
     if point.high > _UNKNOWN:
         return f"{finding.better} seems better than {finding.other} {load}; it is too early to say by how much."
     faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low

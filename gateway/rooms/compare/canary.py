@@ -49,7 +49,8 @@ def canary(
         raise UsageError(f"replicas of {name} are being compared; end that first: `gateway compare stop`")
     reference = {"model": name, "backend": replica}
     admin.post("/admin/drain", **reference)
-    say(f"{replica} gets no new requests; waiting for those in flight.")
+    again = f"After Ctrl-C, `gateway resume {replica}` has it serve again."
+    say(f"{replica} gets no new requests; waiting for those in flight. {again}")
     _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
     if is_own:
         try:
@@ -61,7 +62,7 @@ def canary(
         say(
             f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
             f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ... "
-            f"After Ctrl-C, `gateway resume {replica}` has it serve again."
+            f"{again}"
         )
         _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}

@@ -66,7 +66,8 @@ def start(
     }
     found = Admin(url, admin_key, model).post("/admin/compare/start", **asked)
     arms = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in found["arms"].items())
-    say(f"Comparing for {lasts}{'' if whole else ' at most'}. {arms}.\n`gateway compare status` shows what is known.")
+    lasting = f"{lasts}{'' if whole else ' at most'}, in blocks of {found['block_s']:g} s"
+    say(f"Comparing for {lasting}. {arms}.\n`gateway compare status` shows what is known.")
 
 
 @app.command()

@@ -117,6 +117,11 @@ class Definition(ComparisonSettings):
             return f"It was stopped, since replicas have another vLLM now than {' and '.join(self.versions)}."
         return ""
 
+    def away(self, backends: Sequence[Backend]) -> str:
+        """Return which arms have no replica that serves, as sentences after a space; empty if each has one."""
+        up = {each.name for each in backends if each.health.state in SERVING}
+        return "".join(f" No replica of {arm} is up." for arm, names in self.replicas.items() if up.isdisjoint(names))
+
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
         return self.model_dump(mode="json", exclude={"replicas", "result", "served", "shorter_s"}) | self.result

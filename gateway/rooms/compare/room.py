@@ -64,6 +64,7 @@ class CompareRoom(Room):
         super().__init__(gateway)
         self._running_series = gateway.metrics.gauge("gateway_compare_running")
         self._ratio = gateway.metrics.gauge("gateway_compare_ratio")
+        self._shown: dict[str, set[tuple[str, str]]] = {}  # arms of which each model has a ratio
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
         self._versions: dict[str, int] = {}
@@ -170,11 +171,17 @@ class CompareRoom(Room):
             await self._put_first(model, fitted)
             return
         verdict = await asyncio.to_thread(running.judge, time.time())
-        for each in verdict.findings:
-            self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
+        self._show(model, {(each.better, each.other): each.at_mean.ratio for each in verdict.findings})
         if verdict.stage is not Stage.RUNNING:
             log.warning("%s: %s", model, verdict.sentence)
             await self._end(model, verdict.stage)
+
+    def _show(self, model: str, ratios: Mapping[tuple[str, str], float]) -> None:
+        """Update the series of ratios; of what is no longer so it is no number, since no worker can remove it."""
+        gone = self._shown.get(model, set()) - ratios.keys()
+        for arms, ratio in [*((each, math.nan) for each in gone), *ratios.items()]:
+            self._ratio.labels(model, *arms).set(ratio)
+        self._shown[model] = {*ratios}
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that the settings want by now."""
@@ -311,7 +318,10 @@ class CompareRoom(Room):
         running = self.comparisons[model]
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
-        return document | {"change": change_of(document, running.definition.unchanged(self.gateway.pool.of(model)))}
+        backends = self.gateway.pool.of(model)
+        if running.is_running:
+            document["sentence"] += running.definition.away(backends)
+        return document | {"change": change_of(document, running.definition.unchanged(backends))}
 
 
 def _named(known: Collection[str], model: str | None) -> str:

@@ -68,7 +68,7 @@ async def test_reload_says_what_changed_and_what_is_refused() -> None:
         running.gateway.reload = change
         assert await gateway(running, "reload", "--dry-run") == (
             0,
-            "models.m.policy: changed\n1 changes, not made\n",
+            "models.m.policy: changed\n1 change, not made\n",
             "",
         )
         status, said, _ = await gateway(running, "reload", "--dry-run", "--json")

@@ -248,3 +248,6 @@ async def test_what_fastapi_refuses_has_the_shape_of_openai(
             assert error.keys() == {"message", "type", "param", "code"}
             assert (error["param"], "secret" in error["message"]) == (param, False)
             assert (answered.headers.get("allow") is not None) is (status == 405), path
+        form = {**ADMIN, "content-type": "application/x-www-form-urlencoded"}  # as curl -d has it
+        answered = await running.client.post("/admin/drain", content='{"backend": "a"}', headers=form)
+        assert "'Content-Type: application/json'" in answered.json()["error"]["message"]

@@ -170,7 +170,9 @@ function tally(decisions) {
   const counts = new Map();
   for (const { reason } of decisions) counts.set(reason, (counts.get(reason) ?? 0) + 1);
   const parts = [...counts].toSorted((one, other) => other[1] - one[1]).map(([reason, many]) => `${many} ${REASONS[reason] ?? words(reason)}`);
-  return parts.length > 0 ? `Of the last ${decisions.length} decisions seen: ${parts.join(", ")}.` : "";
+  const given = decisions.filter(({ arm }) => arm).length;
+  const first = given > 0 ? ` ${given} of them as a comparison had it.` : "";
+  return parts.length > 0 ? `Of the last ${decisions.length} decisions seen: ${parts.join(", ")}.${first}` : "";
 }
 
 function showChange(advised) {

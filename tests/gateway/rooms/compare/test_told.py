@@ -1,0 +1,60 @@
+"""What operators are told while a comparison runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.rooms.compare.support import ADMIN, METHODS, found, narrowing, start, teach
+from tests.support.waiting import eventually_async
+
+
+async def _printed(gateway: Running, *words: str) -> str:
+    line = [*words, "--url", gateway.url, "--admin-key", ADMIN_KEY]
+    result = await asyncio.to_thread(CliRunner().invoke, app, line)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert "a comparison runs" not in await _printed(gateway, "explain", "hi")
+        asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
+        assert "Comparing for 1d at most, in blocks of 85 s." in await _printed(gateway, "compare", "start", *asked)
+        await gateway.until(lambda: narrowing(gateway))
+        assert "a comparison runs, which may send it elsewhere" in await _printed(gateway, "explain", "hi")
+
+
+async def test_an_arm_without_a_replica_that_is_up_is_named(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway)).status_code == 200
+        for name in ("b0", "b1"):
+            assert "is up" not in (await found(gateway))["sentence"]
+            reference = {"model": MODEL, "backend": name}
+            (await gateway.client.post("/admin/drain", json=reference, headers=ADMIN)).raise_for_status()
+        assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
+
+
+async def test_a_ratio_of_what_is_no_longer_the_better_arm_is_no_number(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+
+        async def ratio(better: str, other: str) -> float:
+            return await gateway.counted("gateway_compare_ratio", better=better, other=other)
+
+        async def is_known() -> bool:
+            return 0.0 < await ratio("eagle3", "baseline") < 1.0
+
+        async def is_gone() -> bool:
+            return math.isnan(await ratio("eagle3", "baseline"))
+
+        assert (await start(gateway)).status_code == 200
+        teach(gateway, baseline=0.01, eagle3=0.008)
+        await eventually_async(is_known)
+        await gateway.until(lambda: not narrowing(gateway))
+        assert (await start(gateway, a="a0", b="a1")).status_code == 200
+        await eventually_async(is_gone)
