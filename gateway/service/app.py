@@ -163,7 +163,9 @@ def _answer_errors(app: FastAPI) -> None:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"][1:]))
         text = f"{where or wrong['loc'][0]}: {wrong['msg']}."
-        if not where and "json" not in request.headers.get("content-type", ""):  # a body that was not even parsed
+        if wrong["type"] == "json_invalid":
+            where, text = "", f"body: no JSON, from character {wrong['loc'][1]} on."
+        elif not where and "json" not in request.headers.get("content-type", ""):  # a body that was not even parsed
             text = "body: expected JSON, with the header 'Content-Type: application/json'."
         return await answer(request, GatewayError(422, text, code="invalid_request", param=where or None))
 

@@ -62,7 +62,7 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
         return Verdict(Stage.HARM, sentence, _findings(evidence, best, others), blocks, arm)
     findings = _findings(evidence, best, others)
     if len(findings) < len(others):
-        waits = f"Nothing is known yet: each arm needs a few blocks of time with {LEAST_REQUESTS:.0f} requests or more."
+        waits = f"Nothing is known: each arm needs a few blocks of time with {LEAST_REQUESTS:.0f} requests or more."
         return Verdict(Stage.OVER if is_over else Stage.RUNNING, waits, findings, blocks)
     nearest = max(findings, key=lambda finding: finding.at_mean.high)
     stage = Stage.OVER if is_over else Stage.RUNNING
@@ -93,7 +93,7 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     if stage is Stage.ALIKE:
         return f"{finding.better} and {finding.other} differ by less than {100.0 * until:g}% {load}."
     if point.high > _UNKNOWN:
-        return f"{finding.better} seems better than {finding.other} {load}; it is too early to say by how much."
+        return f"{finding.better} seems better than {finding.other} {load}; by how much is not known."
     faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low
     sentence = f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({least:.1%} to {most:.1%})"
     if stage is not Stage.DECIDED:

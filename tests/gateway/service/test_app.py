@@ -248,6 +248,9 @@ async def test_what_fastapi_refuses_has_the_shape_of_openai(
             assert error.keys() == {"message", "type", "param", "code"}
             assert (error["param"], "secret" in error["message"]) == (param, False)
             assert (answered.headers.get("allow") is not None) is (status == 405), path
-        form = {**ADMIN, "content-type": "application/x-www-form-urlencoded"}  # as curl -d has it
-        answered = await running.client.post("/admin/drain", content='{"backend": "a"}', headers=form)
+        headers = {**ADMIN, "content-type": "application/x-www-form-urlencoded"}  # as curl -d has it
+        answered = await running.client.post("/admin/drain", content='{"backend": "a"}', headers=headers)
         assert "'Content-Type: application/json'" in answered.json()["error"]["message"]
+        headers["content-type"] = "application/json"
+        answered = await running.client.post("/admin/drain", content='{"backend": a}', headers=headers)
+        assert answered.json()["error"]["message"].startswith("body: no JSON, from character ")

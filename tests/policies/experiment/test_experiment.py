@@ -207,7 +207,9 @@ def test_failures_in_several_blocks_are_harm() -> None:
 def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:
     evidence = Stand().run(2)
     assert verdict_of(evidence, 0.02).stage is Stage.RUNNING
-    assert verdict_of(evidence, 0.02, is_over=True).stage is Stage.OVER
+    ended = verdict_of(evidence, 0.02, is_over=True)
+    assert ended.stage is Stage.OVER
+    assert ended.sentence.startswith("Nothing is known: each arm needs")
 
 
 def test_blocks_that_are_too_short_for_the_requests_show_nothing() -> None:

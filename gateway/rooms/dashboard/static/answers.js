@@ -171,7 +171,7 @@ function tally(decisions) {
   for (const { reason } of decisions) counts.set(reason, (counts.get(reason) ?? 0) + 1);
   const parts = [...counts].toSorted((one, other) => other[1] - one[1]).map(([reason, many]) => `${many} ${REASONS[reason] ?? words(reason)}`);
   const given = decisions.filter(({ arm }) => arm).length;
-  const first = given > 0 ? ` ${given} of them as a comparison had it.` : "";
+  const first = given > 0 ? ` ${given} of them in an arm of a comparison.` : "";
   return parts.length > 0 ? `Of the last ${decisions.length} decisions seen: ${parts.join(", ")}.${first}` : "";
 }
 

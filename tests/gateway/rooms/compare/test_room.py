@@ -284,7 +284,7 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
         gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
         await until_stage(gateway, "stopped")
         sentence = (await found(gateway))["sentence"]
-        assert sentence.startswith("It was stopped, since b0 serves as suffix:24 now. Nothing is known yet")
+        assert sentence.startswith("It was stopped, since b0 serves as suffix:24 now. Nothing is known: ")
 
 
 def _is_another(gateway: Running, before: Comparison) -> bool:
