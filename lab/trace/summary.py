@@ -17,7 +17,7 @@ from lab.trace.record import LARGEST_BLOCK, TraceRecord
 if TYPE_CHECKING:
     import duckdb
 
-GROUPS = ("model", "workload", "template", "key", "policy", "backend", "method", "error")
+GROUPS = ("model", "workload", "template", "key", "policy", "arm", "backend", "method", "error")
 MAX_EXACT_REQUESTS = 5_000_000
 """Number of requests up to which quantiles are exact; beyond, they are t-digest estimates."""
 
