@@ -64,7 +64,7 @@ class CompareRoom(Room):
         super().__init__(gateway)
         self._running_series = gateway.metrics.gauge("gateway_compare_running")
         self._ratio = gateway.metrics.gauge("gateway_compare_ratio")
-        self._shown: dict[str, set[tuple[str, str]]] = {}  # arms of which each model has a ratio
+        self._shown: dict[str, dict[tuple[str, str], float]] = {}  # ratios of arms, by model
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
         self._versions: dict[str, int] = {}
@@ -171,17 +171,14 @@ class CompareRoom(Room):
             await self._put_first(model, fitted)
             return
         verdict = await asyncio.to_thread(running.judge, time.time())
-        self._show(model, {(each.better, each.other): each.at_mean.ratio for each in verdict.findings})
+        ratios = {(each.better, each.other): each.at_mean.ratio for each in verdict.findings}
+        # What is no longer so becomes no number, since no worker can remove a series.
+        for arms in self._shown.get(model, {}) | ratios:
+            self._ratio.labels(model, *arms).set(ratios.get(arms, math.nan))
+        self._shown[model] = ratios
         if verdict.stage is not Stage.RUNNING:
             log.warning("%s: %s", model, verdict.sentence)
             await self._end(model, verdict.stage)
-
-    def _show(self, model: str, ratios: Mapping[tuple[str, str], float]) -> None:
-        """Update the series of ratios; of what is no longer so it is no number, since no worker can remove it."""
-        gone = self._shown.get(model, set()) - ratios.keys()
-        for arms, ratio in [*((each, math.nan) for each in gone), *ratios.items()]:
-            self._ratio.labels(model, *arms).set(ratio)
-        self._shown[model] = {*ratios}
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that the settings want by now."""

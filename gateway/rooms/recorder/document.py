@@ -239,15 +239,14 @@ class RecordBuilder:
         elif decision.candidates is candidates:
             columns["prediction_s"] = [None if one is None else micro(one) for one in decision.predicted_s]
             columns["propensity"] = decision.propensities
-        else:  # the policy excluded some candidates: their propensity is 0
-            rows = zip(decision.candidates, decision.predicted_s, decision.propensities, strict=True)
-            scores: dict[str, tuple[float | None, float | None]]
-            scores = {backend.name: (predicted_s, propensity) for backend, predicted_s, propensity in rows}
-            # Of what another arm would have chosen, nothing is known.
-            others = _EXCLUDED if decision.arm_chance >= 1.0 else _UNKNOWN
-            ordered = [scores.get(backend.name, others) for backend in candidates]
-            columns["prediction_s"] = [None if one is None else micro(one) for one, _ in ordered]
-            columns["propensity"] = [propensity for _, propensity in ordered]
+        else:  # the policy excluded some candidates; of what another arm would have chosen, nothing is known
+            names, others = [each.name for each in decision.candidates], 0.0 if decision.arm_chance >= 1.0 else None
+            predicted, propensities = (
+                dict(zip(names, each, strict=True)) for each in (decision.predicted_s, decision.propensities)
+            )
+            found = [predicted.get(backend.name) for backend in candidates]
+            columns["prediction_s"] = [None if one is None else micro(one) for one in found]
+            columns["propensity"] = [propensities.get(backend.name, others) for backend in candidates]
         columns["in_flight"] = notes.in_flight
         columns |= self._loads_of(model, notes.loads)
         return columns
@@ -262,10 +261,6 @@ class RecordBuilder:
             columns["waiting"] = [load.waiting if load.at_s else None for load in loads]
         self._loads[model] = loads, columns
         return columns
-
-
-_EXCLUDED: tuple[float | None, float | None] = None, 0.0
-_UNKNOWN: tuple[float | None, float | None] = None, None
 
 
 def _implied(candidates: Sequence[Backend], decision: Decision) -> list[float | None]:
