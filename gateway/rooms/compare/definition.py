@@ -113,7 +113,7 @@ class Definition(ComparisonSettings):
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
                 return f"It was stopped, since {each.name} serves as {now} now."
-        if self.has_other_engines(backends):
+        if self.has_other_engines([each for each in backends if self._served_as(each)]):  # what is beside is no matter
             return f"It was stopped, since replicas have another vLLM now than {' and '.join(self.versions)}."
         return ""
 

@@ -34,5 +34,9 @@ def test_what_was_found_holds_until_engines_have_another_version() -> None:
         assert definition.still_holds(pool, "learned", "b") is holds
         assert bool(definition.changed(pool, "learned")) is not holds
     assert "another vLLM now than 0.31.0 and 0.32.0" in definition.changed(pool, "learned")
+    pool[1].set_engine(Said(version="0.31.0"), is_new=True)
+    beside = Backend("d", "m", Method.NGRAM, "http://127.0.0.1:8003", 4, health=Health(State.UP))
+    beside.set_engine(Said(version="0.33.0"))
+    assert definition.changed([*pool, beside], "learned") == "", "it is in no arm"
     untold = definition.model_copy(update={"versions": []})
     assert untold.still_holds(pool, "learned", "b")
