@@ -61,11 +61,6 @@ class Blocks:
         self._open.clear()
         self._closed = 0
 
-    @property
-    def window_s(self) -> float:
-        """Seconds of a block whose arrivals count: they matter from its beginning, where their times do not yet."""
-        return (1.0 - _TAIL) * self.block_s
-
     def counts(self, now_s: float) -> bool:
         """Return whether a time is in that part of its block that counts."""
         return _SETTLES <= now_s / self.block_s % 1.0 < 1.0 - _TAIL
@@ -164,6 +159,11 @@ class _Pace:
         self.count += 1.0
         self.seconds = _KEEP * self.seconds + seconds
         self.work = _KEEP * self.work + work
+
+
+def window_s(block_s: float) -> float:
+    """Return the seconds of a block whose arrivals count: from its beginning on, where their times do not yet."""
+    return (1.0 - _TAIL) * block_s
 
 
 def mix(number: int) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from policies.experiment.blocks import LEAST_REQUESTS, Blocks
+from policies.experiment.blocks import LEAST_REQUESTS, window_s
 from policies.experiment.curve import Fit, Row, fit
 from policies.experiment.plan import BEFORE, Plan
 from policies.experiment.turns import Comparison, Turns
@@ -104,7 +104,7 @@ class Evidence:
             sums = arms.get(arm)
             if sums is None or sums.requests < least_requests or sums.arrived_work <= 0.0 or not sums.chosen:
                 continue
-            replica_s = Blocks(self.plan.of_block(number)[0].block_s).window_s * sums.replicas / sums.chosen
+            replica_s = window_s(self.plan.of_block(number)[0].block_s) * sums.replicas / sums.chosen
             yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
 
     def cost(self, confidence: float) -> Comparison:

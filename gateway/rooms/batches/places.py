@@ -61,7 +61,7 @@ class Places:
         self.waiting = 0  # requests that wait in the engine
 
     def look(self, now_s: float, *, is_shared: bool, has_come: bool) -> list[Line]:
-        """Note whether there are requests of others, or some have come and gone; return the lines to be given up."""
+        """Update how much room the others leave, and return the lines to give up for them."""
         if is_shared or has_come:
             alone_s = now_s - self._since_s
             if (has_come or not self._is_shared) and alone_s > _LONG * self._takes_s:
@@ -128,7 +128,7 @@ class ModelPlaces:
         return tuple(full) if len(full) < len(names) else None
 
     def sent(self, line: Line, backend: str) -> None:
-        """Note that a line is sent to a backend, perhaps after another one."""
+        """Record the backend that a line was sent to, in place of an earlier one."""
         self._remove(line)
         self.at[backend].lines[line] = None
         self._sent[backend] += 1

@@ -68,7 +68,7 @@ class BatchRecord:
     object: str = "batch"
 
     def enter(self, status: str) -> None:
-        """Note that it comes to a status, and when it first did."""
+        """Set the status, and the time at which it was first reached."""
         self.status = status
         if getattr(self, f"{status}_at") is None:
             setattr(self, f"{status}_at", _now_s())

@@ -156,7 +156,7 @@ def _alike(replica: str, members: dict[str, Any], wanted: Way) -> list[str]:
 
 
 def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | None) -> None:
-    """Have the gateway start an engine anew, and wait until it is ready; one that does not start is taken back."""
+    """Restart an engine of the gateway and wait until it is ready; if it does not start, restore the previous one."""
     model, replica = reference["model"], reference["backend"]
     before = admin.get("/admin/pool")["models"][model]["backends"][replica]["pid"]
     admin.post("/admin/try", **reference, speculative_config=config)
@@ -180,7 +180,7 @@ def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]
 
 
 def _ended(admin: Admin, model: str, begun: dict[str, Any]) -> tuple[str, str] | None:
-    """Say what a comparison has shown, once it has ended; return the better arm and the other one, if that is known.
+    """Wait for the end of a comparison and print its result; return the better arm and the other one, if known.
 
     The worker that answers may not know of it yet.
     """
