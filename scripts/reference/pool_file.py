@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from backends.speculation import Method
 from gateway.config.schema import pool_schema
 from policies.policy import policies
 from scripts.reference.tables import anchor, table
@@ -124,6 +125,10 @@ class _Page:
         if "anyOf" in node:
             parts = [self._type(part) for part in node["anyOf"] if part.get("pattern") != r"\$\{"]
             return " or ".join(dict.fromkeys(part for part in parts if part))
+        if node.get("enum") == list(policies()):
+            return "its name alone"
+        if node.get("enum") == list(Method):
+            return "[method](../configuration.md#speculative_config)"
         if "enum" in node:
             return ", ".join(f"`{value}`" for value in node["enum"])
         if "const" in node:
@@ -151,7 +156,7 @@ class _Page:
         return str(self._definitions[name]["properties"]["name"]["const"])
 
 
-_SAYS_ENOUGH = re.compile(r"number|integer|`true`|\[mapping\]|`none`|`\w+`, `\w+`")
+_SAYS_ENOUGH = re.compile(r"number|integer|`true`|\[mapping\]|\[method\]|`none`|`\w+`, `\w+`")
 _WORDS = {
     "string": "text",
     "integer": "integer",
@@ -210,8 +215,8 @@ def _linked(text: str) -> str:
 def pool_file_page() -> str:
     """Return the page."""
     page = _Page().text()
-    paths = "\n".join(f"- `{path}`" for path in pool_schema()["properties"]["paths"]["default"])
-    return f"{page}\n## Default of `paths`\n\n{paths}\n"
+    paths = "\n".join(pool_schema()["properties"]["paths"]["default"])
+    return f"{page}\n## Default of `paths`\n\n```text\n{paths}\n```\n"
 
 
 def read_examples() -> dict[str, Node]:
