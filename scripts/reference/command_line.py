@@ -34,7 +34,7 @@ def command_line_page() -> str:
     """Return the page."""
     command = [sys.executable, "-m", "typer", "gateway.cli.app", "utils", "docs", "--name", "gateway"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=_PLAIN)  # noqa: S603
-    text = done.stdout
+    text = done.stdout.replace(" range>", ">")  # which the bounds say
     text = text.removeprefix("# `gateway`\n")
     text = re.sub(r"^\* `--help`: .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\x08\n((?:.+\n)+)", r"```sh\n\1```\n", text)  # the examples

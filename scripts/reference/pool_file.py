@@ -88,7 +88,8 @@ class _Page:
             known = [row for row in rows if tuple(row) in self._of_policies]
             rows = [row for row in rows if row not in known]
             if known:
-                first = self._of_policies[tuple(known[0])]
+                titles = [*self._headings.values()]
+                first = max((self._of_policies[tuple(row)] for row in known), key=titles.index)
                 text += f"Also {', '.join(row[0] for row in known)}, as {first.rpartition(' ')[2]} above.\n"
             self._of_policies |= {tuple(row): title for row in rows}
         return text + ("\n" + table(["key", "takes", "default", "meaning"], rows) if rows else "")
@@ -156,7 +157,7 @@ class _Page:
         return str(self._definitions[name]["properties"]["name"]["const"])
 
 
-_SAYS_ENOUGH = re.compile(r"number|integer|`true`|\[mapping\]|\[method\]|`none`|`\w+`, `\w+`")
+_SAYS_ENOUGH = re.compile(r"number|integer|`true`|.*\[mapping\]|\[method\]|`none`|`\w+`, `\w+`")
 _WORDS = {
     "string": "text",
     "integer": "integer",
