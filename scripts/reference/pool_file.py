@@ -126,12 +126,8 @@ class _Page:
         if "anyOf" in node:
             parts = [self._type(part) for part in node["anyOf"] if part.get("pattern") != r"\$\{"]
             return " or ".join(dict.fromkeys(part for part in parts if part))
-        if node.get("enum") == list(policies()):
-            return "its name alone"
-        if node.get("enum") == list(Method):
-            return "[method](../configuration.md#speculative_config)"
         if "enum" in node:
-            return ", ".join(f"`{value}`" for value in node["enum"])
+            return _choice(node["enum"])
         if "const" in node:
             return f"`{node['const']}`"
         if isinstance(node.get("type"), list):
@@ -177,6 +173,14 @@ def _alternatives(definition: Node) -> list[str]:
     return [_target(part) for part in parts] if all("$ref" in part for part in parts) else []
 
 
+def _choice(values: list[str]) -> str:
+    if values == list(policies()):
+        return "its name alone"
+    if values == list(Method):
+        return "[method](../configuration.md#speculative_config)"
+    return ", ".join(f"`{value}`" for value in values)
+
+
 def _bounds(node: Node) -> str:
     low = {"minimum": "≥", "exclusiveMinimum": ">"}
     high = {"maximum": "≤", "exclusiveMaximum": "<"}
@@ -188,7 +192,7 @@ def _bounds(node: Node) -> str:
 
 def _number(node: Node) -> str:
     least = node.get("minItems", node.get("minProperties"))
-    return "" if least is None else f" ({least})" if least == node.get("maxItems") else f" (at least {least})"
+    return "" if least in (None, 1) else f" ({least})" if least == node.get("maxItems") else f" (at least {least})"
 
 
 def _default(node: Node) -> str:
