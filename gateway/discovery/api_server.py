@@ -44,7 +44,7 @@ _ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-"""A server that has vanished is missed after half a minute. A watch alone would not tell: it may be silent for minutes."""
+"""A server that has vanished is missed after half a minute. A watch tells nothing: it may be silent for minutes."""
 _GONE = 410
 UNEXPECTED = ValueError, LookupError, TypeError, AttributeError
 """What is raised by reading an object that lacks something, or has it in another form."""
