@@ -9,8 +9,7 @@ import numpy as np
 
 from backends.speculation import Method
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Positions, Steps
-from gateway.rooms.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
-from gateway.rooms.advice.relative_time import OF, Floats, relative_time
+from gateway.rooms.advice.finding import MIN_ANSWERS, OF, Finding, Floats, Gain, gain_of, lines, relative_time
 from policies.learned.prior import StepCost
 
 MAX_K: Final = 10
