@@ -312,15 +312,15 @@ async def test_why_nothing_is_compared_by_itself_is_said(tmp_path: Path) -> None
     state = {"file": str(tmp_path / "state.sqlite")}
     async with start_gateway(METHODS, state=state, compare={"a": "nope", "b": "b0"}) as gateway:
 
-        async def says(why: str) -> bool:
-            line = ["compare", "status", "--url", gateway.url, "--admin-key", ADMIN_KEY]
-            return why in (await asyncio.to_thread(CliRunner().invoke, app, line)).output
+        async def says(why: str, *, not_yet: bool = True) -> bool:
+            said = (await gateway.command("compare", "status")).output
+            return why in said and ("nothing is compared by itself yet" in said) is not_yet
 
-        await eventually_async(
-            partial(says, f"{MODEL}: nothing is compared by itself yet: no request has been answered")
-        )
+        await eventually_async(partial(says, f"{MODEL}: nothing is compared by itself yet: no request has been"))
         assert (await gateway.chat()).status_code == 200
         await eventually_async(partial(says, "no replica has the name, the method or the source 'nope'"))
+        assert (await start(gateway)).status_code == 200
+        await eventually_async(partial(says, f"{MODEL}, running", not_yet=False))
 
 
 async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
