@@ -67,7 +67,7 @@ class PlayedProxy:
         for backend in self.backends.values():
             backend.health = Health(State.UP)
         self.gateway = assemble(self.settings, list(self.backends.values()), digest("admin"))
-        self.picking = Picking(self.gateway, Destinations(), httpx.AsyncClient())
+        self.picking = Picking(self.gateway, Destinations(self.gateway.pool), httpx.AsyncClient())
 
     def stream(self, response_mode: int = FULL_DUPLEX) -> PlayedStream:
         """Return a new stream of the picker's filter."""
@@ -101,7 +101,7 @@ class PlayedStream:
 
     def __init__(self, proxy: PlayedProxy, response_mode: int) -> None:
         self.wire = RecordingWire()
-        self.handler = Stream(proxy.picking, self.wire)
+        self.handler = Stream(proxy.picking, self.wire.send, self.wire.end)
         self._response_mode = response_mode
 
     def request(
