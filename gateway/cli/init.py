@@ -100,7 +100,7 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
     hint = "".join(_hints(silent, wait_s))
     if len(silent) == len(engines):
         raise UsageError(f"none of these can be used{hint}")
-    key = Variable.of("VLLM_API_KEY") if api_key else None
+    key = Variable("${VLLM_API_KEY}") if api_key else None
     heard = [each for each in engines if each not in silent]
     models, notes = _models(heard, key)
     place = ("models", *models, "backends") if len(models) == 1 else ("models",)
@@ -113,10 +113,9 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
         notes.append(((), f"Not taken over: {kept}. Keys, limits, weights and timeouts: docs/configuration.md."))
     choice = [*_choice(models, heard)]
     notes += [(("models",), line) for line in choice]
-    settings = {"server": {"host": "127.0.0.1", "port": 8080}, "keys": [{"name": "engines", "key": key}]}
-    text = pool_text(
-        {name: settings[name] for name in settings if key or name != "keys"} | {"models": models}, notes, [_HEAD]
-    )
+    keyed = {"keys": [{"name": "engines", "key": key}]} if key else {}
+    settings = {"server": {"host": "127.0.0.1", "port": 8080}, **keyed, "models": models}
+    text = pool_text(settings, notes, [_HEAD])
     check_text(text)
     if silent:
         say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)

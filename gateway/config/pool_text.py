@@ -19,20 +19,9 @@ _REFERENCE = re.compile(r"(?<!\$)\$\{(\w+)\}")
 
 
 class Variable(str):
-    """A reference to an environment variable, `${NAME}`; in any other text, `${` is escaped.
-
-    Examples
-    --------
-    >>> Variable.of("VLLM_KEY")
-    '${VLLM_KEY}'
-    """
+    """A reference to an environment variable, `${NAME}`; in any other text, `${` is escaped."""
 
     __slots__ = ()
-
-    @classmethod
-    def of(cls, name: str) -> Variable:
-        """Return the reference to the variable `name`."""
-        return cls(f"${{{name}}}")
 
 
 def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], head: Sequence[str]) -> str:

@@ -261,18 +261,13 @@ class _Serving:
 
     def _on_launch(self, name: str, text: str) -> None:
         logger.info("%s: %s", name, text)
+        engines = {engine.spec.name: engine for engine in self._launcher.engines}
+        self.keep_logs |= any(engine.restarts > 0 for engine in engines.values())
         launched: dict[str, Mapping[str, Any]] = {}
-        for engine in self._launcher.engines:
-            self.keep_logs |= engine.restarts > 0
-            fields = {
-                "pid": engine.pid,
-                "process": engine.state,
-                "restarts": engine.restarts,
-                "last_exit": engine.last_exit,
-            }
-            for backend in self._replicas.backends:
-                process_name = SIMULATOR if backend.simulated else f"{backend.model}/{backend.name}"
-                if process_name == engine.spec.name:
-                    launched[f"{backend.model}/{backend.name}"] = fields
+        for backend in self._replicas.backends:
+            own_name = f"{backend.model}/{backend.name}"
+            if (engine := engines.get(SIMULATOR if backend.simulated else own_name)) is not None:
+                counts = {"restarts": engine.restarts, "last_exit": engine.last_exit}
+                launched[own_name] = {"pid": engine.pid, "process": engine.state, **counts}
         with background.guarded("engines", of="their list"):
             write_launched(self._run_dir, launched)

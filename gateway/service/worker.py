@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import pickle
 import signal
@@ -184,12 +183,9 @@ async def _work(assignment: Assignment, link: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as stack:
-        for place in assignment.places:
-            opened = place if isinstance(place, socket.socket) else listen(*place, shared=True, checked=True)
-            sockets.append(stack.enter_context(opened))
-        await server.serve_at(*sockets)
+    places = assignment.places
+    sockets = [each if isinstance(each, socket.socket) else listen(*each, shared=True, checked=True) for each in places]
+    await server.serve_at(*sockets)
     for task in tasks:
         task.cancel()
     return 0 if server.started else 1
