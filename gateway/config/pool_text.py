@@ -57,10 +57,7 @@ def check_text(text: str) -> None:
     except ValidationError as error:
         issues += issues_of(error, PoolSettings)
     if issues:
-        raise UsageError(
-            "no valid pool file comes of it:\n"
-            + "\n".join(f"  {'.'.join(map(str, i.path))}: {i.message}{f'; {i.hint}' if i.hint else ''}" for i in issues)
-        )
+        raise UsageError("\n  ".join(["no valid pool file comes of it:", *map(str, issues)]))
 
 
 def _nearest(settings: Any, path: Path) -> Path:
