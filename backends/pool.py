@@ -211,6 +211,9 @@ class Pool:
         self._watches[backend.model, backend.name] = watch
         if before is not None and before.backend.health.is_drained:
             self.report(backend, Drain())
+        if before is not None and backend.launched and before.backend.said != backend.said:
+            metrics = before.backend.engine.metrics
+            watch.ending_s = metrics.started_s or None if metrics is not None else None
         if self._is_started:
             watch.start(self._judge)
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import orjson
 
-from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage, StreamHabits
+from gateway.dialects.asked_usage import USAGE_FIELD, StreamHabits
 from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
@@ -68,9 +68,8 @@ class EventStream:
         self.events = 0  # events passed on
         self.deltas = 0  # events that carry output, if the endpoint marks them; else 0 (see `content_chunks`)
         self.watcher: EventWatcher | None = None  # sees the events before the client; None for no watcher
-        # Takes out what the client did not ask for, after they have been counted; None if the gateway asked for
-        # nothing.
-        self.hidden: HiddenUsage | None = None
+        # Hide what the client did not ask for, after it has been counted; None if the gateway asked for nothing.
+        self.habits: StreamHabits | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
@@ -102,9 +101,9 @@ class EventStream:
         if self._marker is not None:
             self.deltas += data.count(self._marker)
         self._recent.append(data)
-        if self.hidden is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
+        if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
             return data
-        return self.hidden.take(data)
+        return self.habits.hide(data)
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
@@ -140,7 +139,7 @@ class EventStream:
 
     def hide_usage(self, habits: StreamHabits) -> None:
         """Take out the usage, which the client did not ask for."""
-        self.hidden = HiddenUsage(habits)
+        self.habits = habits
 
     def restart(self) -> None:
         """Drop what the client has not got: another engine goes on with the stream."""

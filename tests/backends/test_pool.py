@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from backends.backend import Backend, EngineChange
+from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
 from backends.health import Drain, Ejected, Health, HealthRules, Probed, State, Strike, Unreachable
 from backends.pool import Listener, Pool
@@ -346,3 +347,19 @@ async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> N
     assert joining.result is not None
     assert "OSError" in (joining.result.problem or "")
     await joining.watch.probe.close()
+
+
+async def test_an_engine_that_is_about_to_end_contradicts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The gateway ends it to start another one at its address; what that one shows counts."""
+    said = "m/a: the pool file says baseline"
+    page = b"vllm:num_requests_running 0\nvllm:spec_decode_num_drafts_total 0\nprocess_start_time_seconds %d\n"
+    async with running_pool(lambda upstream: setattr(upstream, "metrics", page % 7)) as (pool, backend, upstream):
+        await eventually(lambda: backend.health.state is State.UP)
+        later = Backend("a", "m", Method.BASELINE, upstream.url, launched=True)
+        backend.said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        caplog.clear()
+        pool.update([later], await pool.probe([later], RULES, 5.0), RULES)
+        await eventually(lambda: later.health.state is State.UP)
+        assert not [line for line in caplog.messages if line.startswith(said)]
+        upstream.metrics = page % 8
+        await eventually(lambda: [line for line in caplog.messages if line.startswith(said)])
