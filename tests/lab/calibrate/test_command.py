@@ -16,9 +16,8 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from lab.calibrate.command import played
-from lab.live.loops import EACH
 from lab.past.fit import fitted
-from lab.past.served import ServedPart
+from lab.past.served import EACH, ServedPart
 from tests.lab import invoked
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
