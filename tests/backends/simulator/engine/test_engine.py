@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import astuple, replace
 from itertools import pairwise
 
@@ -20,7 +21,7 @@ from backends.drafting.script import Script, block_hashes
 from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
 from backends.speculation import Method
 from benchmarks.virtual_time import run_virtual
-from tests.backends.simulator.engine.fleets import engine_of, plain, steps_of
+from tests.backends.simulator.engine.fleets import engine_of, next_step, plain, steady, steps_of
 from tests.support import step_time
 from tests.support.step_time import DRAFTING, STEP, step_s
 
@@ -36,19 +37,11 @@ def formula_s(parameters: EngineParameters, step: EngineStep) -> float:
     return step_s(parameters, step.batch_tokens, step.context_tokens, step.k, len(step.emissions), drafted=drafted)
 
 
-def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
-    """Return a script of which every step drafts k tokens and emits `emitted`, as far as the output allows."""
-    tokens = np.minimum(emitted, output - np.arange(output)).astype(np.int32)
-    drafted = np.full(output, k, np.int32)
-    tokens[0], drafted[0] = 1, 0
-    return Script(prompt, output, tokens, drafted)
-
-
 def totals(steps: list[EngineStep]) -> dict[int, int]:
-    tokens_by_id: dict[int, int] = {}
+    tokens_by_id = Counter[int]()
     for step in steps:
         for emission in step.emissions:
-            tokens_by_id[emission.request_id] = tokens_by_id.get(emission.request_id, 0) + emission.tokens
+            tokens_by_id[emission.request_id] += emission.tokens
     return tokens_by_id
 
 
@@ -98,8 +91,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
     steps_of(engine)
     second = engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
+    step = next_step(engine)
     assert step.admitted == [(second, 64)]
     assert step.batch_tokens == 16
     assert (engine.counters().prefix_queries, engine.counters().prefix_hits) == (160, 64)
@@ -154,8 +146,7 @@ def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
         for _ in range(batch):
             engine.submit_script(0, steady(10, 30, 4, 5), 0.0)
         engine.step(0.0)
-        step = engine.step(0.0)
-        assert step is not None
+        step = next_step(engine)
         assert step.k == k
         assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
         steps_of(engine)
@@ -168,8 +159,7 @@ def test_a_scheduled_k_counts_prefills_and_is_verified_one_step_later() -> None:
     for arrivals in (1, 0, 1, 0, 1, 0, 0):
         for _ in range(arrivals):
             engine.submit_script(0, steady(10, 30, 4, 5), now_s)
-        step = engine.step(now_s)
-        assert step is not None
+        step = next_step(engine, now_s)
         now_s += step.duration_s
         seen.append((step.k, [emission.drafted for emission in step.emissions]))
     assert seen == [
@@ -194,8 +184,7 @@ def test_a_drafter_runs_although_the_schedule_says_no_drafts(method: Method, pas
     for _ in range(2):
         engine.submit_script(0, steady(10, 30, 5, 6), 0.0)
     engine.step(0.0)
-    step = engine.step(0.0)
-    assert step is not None
+    step = next_step(engine)
     assert (step.k, {emission.drafted for emission in step.emissions}) == (0, {0})
     expected = step_s(replace(PLAIN, step=STEP, drafting=DRAFTING), 2, step.context_tokens, passes, 2, drafted=False)
     assert step.duration_s == pytest.approx(expected)
