@@ -19,9 +19,9 @@ from backends.launch.ports import free_port
 from benchmarks.faults.asking import Work
 from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
-from benchmarks.faults.systems import HOSTS, Site, System
 from benchmarks.metrics_page import total
 from benchmarks.process import is_alive, rss_mb, spawned, tree
+from benchmarks.systems import HOSTS, Site, System
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 64

@@ -12,7 +12,8 @@ import pytest_asyncio
 from benchmarks.faults.asking import Work
 from benchmarks.faults.load import Ask, Load, numbers
 from benchmarks.faults.stage import Stage
-from benchmarks.faults.systems import Site, System, gateway
+from benchmarks.faults.systems import gateway
+from benchmarks.systems import Site, System
 from tests.support.waiting import eventually_async
 
 QUICK: dict[str, Any] = {
