@@ -127,9 +127,9 @@ class Backend(Candidate):
     ('starting', 'not yet checked', 0)
     """
 
-    name: str
+    name: str = field()  # compiled, the attribute of the base class would count as its default
     model: str
-    method: Method
+    method: Method = field()
     url: str
     num_speculative_tokens: int = 0
     speculative_config: Mapping[str, Any] = field(default_factory=dict)
