@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backends import background
@@ -24,9 +24,11 @@ from gateway.routing.router import SMALL_BYTES
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
+_now_s: Final = time.perf_counter
+_monotonic_s: Final = time.monotonic
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
-_NOTHING: Final[Mapping[str, object]] = {}
+_NOTHING: Final[dict[str, object]] = {}
 _RELAYED: Final = Sender()
 
 _PERIOD_S: Final = 0.05
@@ -53,7 +55,7 @@ def begin(
         Names of backends that have no room for the request.
     """
     request_id = request.request_id or relay.new_request_id()
-    delivery = Delivery(reply, request, request_id, time.perf_counter(), [*observers])
+    delivery = Delivery(reply, request, request_id, _now_s(), [*observers])
     try:
         relay.limits.enter(request.client)
     except GatewayError as error:
@@ -190,7 +192,7 @@ def _routed(
     relay: RelayContext, delivery: Delivery, body: bytes, sender: Sender, closed: tuple[str, ...]
 ) -> tuple[Exchange, int]:
     """Return the exchange of a request, and its rank in the queue."""
-    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, time.monotonic(), 0
+    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, _monotonic_s(), 0
     routed = relay.router.route(request, body, now_s)
     model, queue, rescuer, observers = routed.model, None, None, delivery.observers
     traced = None if relay.reporter is None else relay.reporter.follow(request, delivery.request_id)
