@@ -196,8 +196,6 @@ class AdminSettings(_KeyOrDigest):
         Whether `/metrics` too is answered only there.
     """
 
-    key: Secret = None
-    sha256: Digest | None = None
     listen: Annotated[str, AfterValidator(checked_address)] | None = None
     metrics: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -29,41 +29,29 @@ _DEFAULT_UTILIZATION: Final = 0.92
 _DEFAULT_SEQUENCES: Final = 256
 """Fewest places that vLLM gives a batch by itself; what a foreign engine has is not told."""
 _TIME_IN_ENGINE: Final = "time that requests spend in the engine"
-Rule = Callable[[ModelEvidence], Sequence[Finding]]
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
 """Rules on how replicas speculate, of which a model gets one finding."""
 
 
 def pool_file(model: ModelEvidence) -> list[Finding]:
     """Return the backends whose engines contradict the pool file, with what it should say."""
-    return [
-        Finding(
-            "pool_file",
-            model.name,
-            backend.name,
-            found.text,
-            None,
-            found.counters,
-            _correction(model, backend, found),
-            "a pool file that says what runs",
-        )
-        for backend in model.backends
-        if (found := backend.contradiction) is not None
-    ]
+    findings = []
+    for backend in model.backends:
+        if (found := backend.contradiction) is not None:
+            change, worth = _correction(model, backend, found), "a pool file that says what runs"
+            where = model.name, backend.name
+            findings.append(Finding("pool_file", *where, found.text, None, found.counters, change, worth))
+    return findings
 
 
 def _correction(model: ModelEvidence, backend: BackendEvidence, found: Contradiction) -> str:
     method, k = found.observed.method, found.observed.schedule.k
     if method is Method.BASELINE:
-        changes = (f"method: baseline # {backend.method}; or start the engine with --speculative-config",)
-    else:
-        known = method is backend.method
-        said = () if known else (f"method: ... # {backend.method}; see the engine's --speculative-config",)
-        changes = (
-            *said,
-            "speculative_config:",
-            f"  num_speculative_tokens: {k}" + (f" # {backend.k}" if backend.k else ""),
-        )
+        change = f"method: baseline # {backend.method}; or start the engine with --speculative-config"
+        return lines(model.name, backend.name, change)
+    changes = ["speculative_config:", f"  num_speculative_tokens: {k}" + (f" # {backend.k}" if backend.k else "")]
+    if method is not backend.method:
+        changes.insert(0, f"method: ... # {backend.method}; see the engine's --speculative-config")
     return lines(model.name, backend.name, *changes)
 
 
@@ -86,14 +74,11 @@ def known_troubles() -> tuple[Known, ...]:
 
 def trouble(model: ModelEvidence) -> list[Finding]:
     """Return what goes wrong, with the thread about it where one is known."""
-    return [
-        Finding("trouble", model.name, each.place, str(each), None, _evidence_of(each), _upgrade(each))
-        for each in model.troubles
-    ]
-
-
-def _evidence_of(found: TroubleFinding) -> str:
-    return f"{found.bad:.0f} of {found.tries:.0f}, each after {found.lost_s:.1f} s; elsewhere fewer do"
+    findings = []
+    for each in model.troubles:
+        evidence = f"{each.bad:.0f} of {each.tries:.0f}, each after {each.lost_s:.1f} s; elsewhere fewer do"
+        findings.append(Finding("trouble", model.name, each.place, str(each), None, evidence, _upgrade(each)))
+    return findings
 
 
 def _upgrade(found: TroubleFinding) -> str:
@@ -118,12 +103,9 @@ def drafter_limit(model: ModelEvidence) -> list[Finding]:
             change += ["# or a replica beside it that drafts at any length, such as", "# method: suffix"]
         title = f"{longer / total:.0%} of the model's requests exceed the drafter's {limit.tokens:,} tokens"
         evidence = f"{longer:,.0f} of {total:,.0f} requests, of which {here:,.0f} were sent here: {limit.consequence}"
-        names, change_text = ", ".join(each.name for each in limited), lines(model.name, limited[0].name, *change)
-        findings.append(
-            Finding(
-                "drafter_limit", model.name, names, title, None, evidence, change_text, "drafts for longer requests"
-            )
-        )
+        names, text = ", ".join(each.name for each in limited), lines(model.name, limited[0].name, *change)
+        worth = "drafts for longer requests"
+        findings.append(Finding("drafter_limit", model.name, names, title, None, evidence, text, worth))
     return findings
 
 
@@ -196,9 +178,6 @@ def _for_a_place(model: str, backend: BackendEvidence, places: int, gain: Gain) 
     return Finding("batch_limit", model, backend.name, title, gain, evidence, change)
 
 
-RULES: Final[tuple[Rule, ...]] = (drafter_limit, draft_length, losing_method, waiting)
-
-
 def advise(model: ModelEvidence) -> list[Finding]:
     """Return what to change, the largest gain first.
 
@@ -208,7 +187,7 @@ def advise(model: ModelEvidence) -> list[Finding]:
     """
     contradicted = pool_file(model)
     model = replace(model, backends=tuple(backend for backend in model.backends if backend.contradiction is None))
-    findings = [finding for rule in RULES for finding in rule(model)]
+    findings = [*drafter_limit(model), *draft_length(model), *losing_method(model), *waiting(model)]
     answers = {backend.name: backend.steps.answers for backend in model.backends if backend.steps is not None}
     total = sum(answers.values())
 

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from backends.speculation import Method
-from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Positions
-from gateway.rooms.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
-from gateway.rooms.advice.relative_time import OF, Floats, relative_time
+from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Positions, Steps
+from gateway.rooms.advice.finding import MIN_ANSWERS, OF, Finding, Floats, Gain, gain_of, lines, relative_time
 from policies.learned.prior import StepCost
 
 MAX_K: Final = 10
@@ -34,12 +33,12 @@ def draft_length(model: ModelEvidence) -> list[Finding]:
 
 
 def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
-    positions, k = backend.positions, backend.k
-    if positions is None or backend.is_silent or backend.method in _VARIABLE:
+    positions, steps, k = backend.positions, backend.steps, backend.k
+    if positions is None or steps is None or backend.is_silent or backend.method in _VARIABLE:
         return None
     if backend.answers < MIN_ANSWERS or positions.drafts < MIN_DRAFTS or k not in backend.cost_by_k:
         return None
-    gains = gains_by_k(backend, positions)
+    gains = gains_by_k(backend, positions, steps)
     best = max(gains, key=lambda each: gains[each].share)
     if best == k or not gains[best].is_worth_it:
         return None
@@ -53,17 +52,14 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
     return Finding("draft_length", model, backend.name, title, gains[best], evidence, change)
 
 
-def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain]:
+def gains_by_k(backend: BackendEvidence, positions: Positions, steps: Steps) -> dict[int, Gain]:
     """Return the gain of each k over the present one.
 
     Up to the present k, the tokens per step are known from the counts by position. A step of another k takes the time
     that was measured, times the ratio of the calibration's step times. Faster answers also mean fewer requests in the
     batch (Little's law), which is solved for.
     """
-    steps, k = backend.steps, backend.k
-    if steps is None:
-        return {}
-    rng = np.random.default_rng(0)
+    k, rng = backend.k, np.random.default_rng(0)
     drawn = reach(positions, max(backend.cost_by_k), backend.answers, rng)
     tokens = 1.0 + np.cumsum(drawn, axis=1)  # shape (draws, k)
     error = rng.normal(1.0, COST_SPREAD, DRAWS)

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.rooms.advice.finding import Finding, Gain, gain_of
-from gateway.rooms.advice.relative_time import OF, Floats, relative_time
+from gateway.rooms.advice.finding import OF, Finding, Floats, Gain, gain_of, relative_time
 from policies.learned.belief import SPREAD
 
 LEAST_WORTH: Final = 0.01

@@ -1,18 +1,25 @@
-"""A finding: one change that is worth making, with its gain and the evidence for it."""
+"""A finding: one change that is worth making, with its gain in time and the evidence for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from policies.learned.replica import Load
+
+Floats = npt.NDArray[np.float64]
+
+OF: Final = "time per output token"
 MIN_ANSWERS: Final = 100.0
 """Answers that a rule needs at least."""
 LEAST_GAIN: Final = 0.01
 """Gain below which a change is not worth a restart."""
+_ROUNDS: Final = 40
+_LARGEST: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,23 @@ class Gain:
         return self.low >= LEAST_GAIN
 
 
-def gain_of(draws: npt.NDArray[np.float64], of: str) -> Gain:
+def gain_of(draws: Floats, of: str) -> Gain:
     """Return the gain from draws of its distribution."""
     low, high = np.percentile(draws, (2.5, 97.5))
     return Gain(float(np.median(draws)), float(low), float(high), of)
+
+
+def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Floats], fewer: Floats) -> Floats:
+    """Return draws of the time per token after a change over the present one.
+
+    Slower answers mean more requests in the batch, by Little's law, and slower steps more prompts in each: both are
+    solved for. `step_s` returns the seconds of steps, as the four numbers of a `StepCost` times those given to it.
+    """
+    ratio = np.ones_like(fewer)
+    for _ in range(_ROUNDS):
+        loads = np.stack([np.ones_like(ratio), load[0] * ratio, load[1] * ratio, load[2] * ratio / fewer])
+        ratio = np.clip(0.5 * (ratio + step_s(loads) / present_s * fewer), 1.0 / _LARGEST, _LARGEST)
+    return ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import numpy as np
 
 from backends.speculation import Method
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.rooms.advice.finding import Finding, Gain, gain_of, lines
-from gateway.rooms.advice.relative_time import OF, Floats, relative_time
+from gateway.rooms.advice.finding import OF, Finding, Floats, Gain, gain_of, lines, relative_time
 from policies.learned.belief import SPREAD
 
 NEARLY_ALL: Final = 0.9
@@ -120,28 +119,18 @@ def _judged(model: ModelEvidence) -> Iterator[tuple[str, Finding | str]]:
         gain, share = _gain(model, backend, steps, baseline)
         if not gain.is_worth_it:
             yield backend.name, f"a baseline in its place would save {gain.low:.0%} to {gain.high:.0%}, if anything"
-        elif share < NEARLY_ALL:
+            continue
+        if share < NEARLY_ALL:
             yield backend.name, f"it loses on {share:.0%} of the output tokens only, and the policy sends it the others"
-        else:
-            yield backend.name, _finding(model, backend, steps, baseline, gain, share)
-
-
-def _finding(
-    model: ModelEvidence,
-    backend: BackendEvidence,
-    steps: Steps,
-    baseline: BackendEvidence | None,
-    gain: Gain,
-    share: float,
-) -> Finding:
-    per_step = sum(kind.tokens for kind in model.kinds)
-    per_step /= sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in model.kinds)
-    compared = f"a baseline, by {backend.calibration}" if baseline is None else f"the baseline {baseline.name}"
-    title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
-    evidence = f"{backend.answers:,.0f} answers; {per_step:.2f} tokens per step expected of all requests, "
-    evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[0]:.1f} requests"
-    change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
-    return Finding("losing_method", model.name, backend.name, title, gain, evidence, change)
+            continue
+        per_step = sum(kind.tokens for kind in model.kinds)
+        per_step /= sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in model.kinds)
+        compared = f"a baseline, by {backend.calibration}" if baseline is None else f"the baseline {baseline.name}"
+        title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
+        evidence = f"{backend.answers:,.0f} answers; {per_step:.2f} tokens per step expected of all requests, "
+        evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[0]:.1f} requests"
+        change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
+        yield backend.name, Finding("losing_method", model.name, backend.name, title, gain, evidence, change)
 
 
 def _gain(

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from gateway.gateway import Room
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.draft_length import MAX_K
 from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Positions, Steps
-from gateway.rooms.advice.finding import Advisor, Comparer, Finding
+from gateway.rooms.advice.finding import Advisor, Comparer
 from gateway.rooms.advice.losing_method import of_speculation
 from policies.build import learned_of
 from policies.learned.belief import tokens_per_step
@@ -146,6 +146,8 @@ class AdviceRoom(Room):
         if learned is not None:
             members = list(self.gateway.pool.of(evidence.name))
             evidence = add_learned(evidence, learned, members, self._calibrations(evidence.name))
+        advisors = [room for room in self.gateway.rooms if isinstance(room, Advisor)]
+        of_rooms = [each for room in advisors for each in room.findings(evidence.name)]
         return {
             "learns": learned is not None,
             "speculation": asdict(of_speculation(evidence)),
@@ -157,11 +159,8 @@ class AdviceRoom(Room):
                     b.method for b in evidence.backends if b.calibration == name
                 )
             ],
-            "findings": [asdict(each) for each in (*advise(evidence), *self._of_rooms(evidence.name))],
+            "findings": [asdict(each) for each in (*advise(evidence), *of_rooms)],
         }
-
-    def _of_rooms(self, model: str) -> Iterator[Finding]:
-        return (each for room in self.gateway.rooms if isinstance(room, Advisor) for each in room.findings(model))
 
     def _calibrations(self, model: str) -> dict[str, str]:
         """Return the calibrations of the simulated backends of a model, by name."""

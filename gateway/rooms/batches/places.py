@@ -59,6 +59,8 @@ class Places:
         self._pauses = deque[float](maxlen=_REMEMBERED)  # how long the last ones were without requests of others
         self.lines: dict[Line, None] = {}  # in flight, the oldest first
         self.waiting = 0  # requests that wait in the engine
+        self.sent = 0  # lines
+        self.others: int | None = None  # requests of others that were sent to it; None before it was looked at
 
     def look(self, now_s: float, *, is_shared: bool, has_come: bool) -> list[Line]:
         """Update how much room the others leave, and return the lines to give up for them."""
@@ -106,8 +108,6 @@ class ModelPlaces:
         self._model = model
         self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight")
         self.at = defaultdict[str, Places](lambda: Places(most_per_backend, time.monotonic()))  # by backend
-        self._others: dict[str, int] = {}  # by backend: how many requests of others were sent to it
-        self._sent = defaultdict[str, int](int)  # by backend: how many lines
         self._changed = asyncio.Event()
         self.requests: dict[Line, LineRequest | None] = {}  # of all lines that have a place
 
@@ -131,7 +131,7 @@ class ModelPlaces:
         """Record the backend that a line was sent to, in place of an earlier one."""
         self._remove(line)
         self.at[backend].lines[line] = None
-        self._sent[backend] += 1
+        self.at[backend].sent += 1
 
     def leave(self, line: Line) -> None:
         """Release the place of a line."""
@@ -145,12 +145,15 @@ class ModelPlaces:
 
     def look(self) -> None:
         """See where there are requests of others, and give up the lines that they have no room for."""
+        members = {each.name for each in self._gateway.pool.of(self._model)}
+        for left in [name for name, places in self.at.items() if name not in members and not places.lines]:
+            del self.at[left]
         for backend in self._gateway.pool.up(self._model):
-            name, places = backend.name, self.at[backend.name]
-            others, lines = backend.sent - self._sent[name], len(places.lines)
+            places = self.at[backend.name]
+            others, lines = backend.sent - places.sent, len(places.lines)
             is_shared = backend.in_flight > lines or backend.load.others > lines / 4  # a report is old
-            has_come = others != self._others.get(name, others)
-            self._others[name], places.waiting = others, backend.load.waiting
+            has_come = places.others not in {None, others}
+            places.others, places.waiting = others, backend.load.waiting
             for line in places.look(time.monotonic(), is_shared=is_shared, has_come=has_come):
                 request = self.requests.get(line)
                 if request is not None and request.give_up():

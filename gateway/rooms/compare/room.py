@@ -150,10 +150,11 @@ class CompareRoom(Room):
                 self._running_series.labels(model).set(running.is_running)
                 with background.guarded("comparisons", of=model):
                     await self._judge_one(model, running)
-        for model, settings in [*self.gateway.settings.models.items()]:
-            if settings.compare is not None:
-                with background.guarded("comparisons", of=model):
-                    await self._begin_due(model, settings.compare)
+        asked = {name: each.compare for name, each in self.gateway.settings.models.items() if each.compare is not None}
+        self._waits = {model: why for model, why in self._waits.items() if model in asked}
+        for model, settings in asked.items():
+            with background.guarded("comparisons", of=model):
+                await self._begin_due(model, settings)
 
     async def _judge_one(self, model: str, running: Running) -> None:
         if not running.is_running:
@@ -184,6 +185,7 @@ class CompareRoom(Room):
         """Begin a comparison that the settings want by now."""
         running = self.comparisons.get(model)
         if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
+            self._waits[model] = ""
             return
         if _mean_s(self.gateway.models[model]) is None:  # requests show how long blocks must be
             self._waits[model] = "no request has been answered"

@@ -103,15 +103,13 @@ class Beliefs:
         self._seen = seen
         requests = [backend.in_flight + backend.load.others for backend in backends]
         batch = max(1.0, round(sum(requests) / len(requests), 1)) if requests else 1.0
-        self.json, cpu_s = await asyncio.to_thread(_write, learned, list(backends), batch)
+        await asyncio.to_thread(self._write, learned, list(backends), batch)
+
+    def _write(self, learned: Learned, backends: list[Backend], batch: float) -> None:
+        began_s = time.thread_time()
+        self.json = orjson.dumps(belief_of(learned, backends, batch))
+        cpu_s = time.thread_time() - began_s
         self._next_s = time.monotonic() + max(_BELIEFS_PAUSE_S, cpu_s / _BELIEFS_CPU_SHARE)
-
-
-def _write(learned: Learned, backends: list[Backend], batch: float) -> tuple[bytes, float]:
-    """Return what a policy believes, as JSON, and the CPU seconds that this took."""
-    began_s = time.thread_time()
-    written = orjson.dumps(belief_of(learned, backends, batch))
-    return written, time.thread_time() - began_s
 
 
 class Dashboard(Room):

@@ -180,31 +180,31 @@ class Load:
         return found
 
 
-def load_of(
-    rates: Rates,
-    groups: Sequence[RequestGroup],
-    carriers: Mapping[str, Carrier],
-    targets: Targets,
-    cached: float,
-    factor: float,
-) -> Load:
-    """Return what a traffic takes of each method, for requests of the groups in the shares that were seen of late.
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a traffic is carried by."""
 
-    All of it is multiplied by a factor, which makes up for what is not in the formulas.
-    """
-    total = sum(group.requests for group in groups)
-    requests = max(rates.requests, _FEWEST)
-    mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
-    of_groups = requests * np.array([group.requests for group in groups]) / total
-    keys = [(group.workload, group.template, group.temperature) for group in groups]
-    taken = np.array([[each.seconds(key, mean, targets, cached) for each in carriers.values()] for key in keys])
-    takes = np.array([[each.takes(key, mean, cached) for each in carriers.values()] for key in keys])
-    in_flight = float(of_groups @ taken[:, :, 1].min(1))
-    return Load(
-        tuple(carriers),
-        factor * of_groups[:, None] * taken[:, :, 0],
-        1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)),
-        of_groups,
-        np.array([each.cost.base_s for each in carriers.values()]),
-        takes.transpose(2, 0, 1),
-    )
+    groups: Sequence[RequestGroup]  # its requests, in the shares that were seen of late
+    carriers: Mapping[str, Carrier]  # by method
+    targets: Targets
+    cached: float  # share of the prompt tokens that prefix caches have
+    factor: float  # on all that it takes, which makes up for what is not in the formulas
+
+    def load_of(self, rates: Rates) -> Load:
+        """Return what a traffic takes of each method."""
+        requests, carriers = max(rates.requests, _FEWEST), self.carriers.values()
+        mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
+        seen = np.array([group.requests for group in self.groups])
+        of_groups = requests * seen / seen.sum()
+        keys = [(group.workload, group.template, group.temperature) for group in self.groups]
+        taken = np.array([[each.seconds(key, mean, self.targets, self.cached) for each in carriers] for key in keys])
+        takes = np.array([[each.takes(key, mean, self.cached) for each in carriers] for key in keys])
+        in_flight = float(of_groups @ taken[:, :, 1].min(1))
+        return Load(
+            tuple(self.carriers),
+            self.factor * of_groups[:, None] * taken[:, :, 0],
+            1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)),
+            of_groups,
+            np.array([each.cost.base_s for each in carriers]),
+            takes.transpose(2, 0, 1),
+        )

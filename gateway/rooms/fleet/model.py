@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from backends.backend import Candidate
-from gateway.rooms.fleet.capacity import Carrier, Targets, carrier, load_of
+from gateway.rooms.fleet.capacity import Carrier, Targets, World, carrier
 from gateway.rooms.fleet.demand import (
     DAY_MINUTES,
     HOUR_MINUTES,
@@ -20,7 +20,7 @@ from gateway.rooms.fleet.demand import (
     present,
     usual,
 )
-from policies.learned.belief import RequestGroup, belief_of
+from policies.learned.belief import belief_of
 from policies.learned.policy import Learned
 
 MISSES: Final = 0.01
@@ -68,16 +68,6 @@ class Correction:
         excess = share - MISSES - self._hopeless
         if busiest <= 1.0 if excess > 0.0 else busiest > _BUSY:
             self.factor = min(MOST, max(1.0 / MOST, self.factor * math.exp(_GAIN * excess)))
-
-
-class World(NamedTuple):
-    """What a traffic is carried by, see `load_of`."""
-
-    groups: Sequence[RequestGroup]
-    carriers: Mapping[str, Carrier]
-    targets: Targets
-    cached: float
-    factor: float
 
 
 class Change(NamedTuple):
@@ -147,9 +137,8 @@ class ModelFleet:
         """
         targets, minutes = Targets(*learned.settings.slo.seconds), list(self.minutes)
         if targets == Targets(None, None):
-            self.forget(
-                "set `slo` of its policy (`ttft_ms`, `tpot_ms`): without targets any number of replicas would do"
-            )
+            missing = "set `slo` of its policy (`ttft_ms`, `tpot_ms`): without targets any number of replicas would do"
+            self.forget(missing)
             return
         batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
         groups = belief_of(learned, [each for _, each in up], batch).groups
@@ -163,12 +152,12 @@ class ModelFleet:
         self.correction.update(minutes[-1].judged, minutes[-1].missed, self.saturation)
         self.targets, self.up = targets, Counter(method for method, _ in up)
         world = World(groups, self._carriers, targets, cached, self.correction.factor)
-        self.saturation = load_of(present(minutes), *world).saturation(self.up)
+        self.saturation = world.load_of(present(minutes)).saturation(self.up)
         hour = max(SHORT_MINUTES, min(HOUR_MINUTES, self.day_minutes // 24))
         if (busy := sum(each.requests > 0 for each in minutes)) < hour:
             self.missing = f"it is known after an hour of traffic, of which there were {busy} minutes"
             return
-        needed = load_of(forecast(minutes, self.day_minutes, self.ahead_minutes), *world).needed(self.up)
+        needed = world.load_of(forecast(minutes, self.day_minutes, self.ahead_minutes)).needed(self.up)
         if not needed:
             self.missing = f"no number of its replicas keeps {targets} for such requests"
             self.needed = self.advised = NOTHING
@@ -186,8 +175,7 @@ class ModelFleet:
         seconds = finish_s(minutes)
         if math.isnan(seconds):
             return Change(counts, seconds, seconds)
-        load = load_of(usual(minutes), *world)
+        load = world.load_of(usual(minutes))
         present_s = load.finish_s(self.up)
-        return Change(
-            counts, seconds, seconds * load.finish_s(counts) / present_s if present_s < math.inf else math.nan
-        )
+        then_s = seconds * load.finish_s(counts) / present_s if present_s < math.inf else math.nan
+        return Change(counts, seconds, then_s)

@@ -50,7 +50,7 @@ class _Engine:
 
     endpoint: str
     cache: EngineCache
-    socket: Any = None  # none if it cannot be opened
+    socket: Any
     said: str = ""  # what was said of it last
 
 
@@ -82,15 +82,13 @@ class KvEventsRoom(Room):
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the engines that have events now."""
-        before, self._endpoints = (
-            self._endpoints,
-            {
-                (name, backend): settings.kv_events
-                for name, model in self.gateway.settings.models.items()
-                for backend, settings in model.backends.items()
-                if settings.kv_events is not None
-            },
-        )
+        before = self._endpoints
+        self._endpoints = {
+            (name, backend): settings.kv_events
+            for name, model in self.gateway.settings.models.items()
+            for backend, settings in model.backends.items()
+            if settings.kv_events is not None
+        }
         for name, backend in before.keys() - self._endpoints.keys():
             if (model := self.gateway.models.get(name)) is not None:
                 model.evicted(backend, None, is_full=False)
@@ -150,8 +148,7 @@ class KvEventsRoom(Room):
         self._subscribe(self._endpoints)
         poller = zmq.Poller()
         for engine in self._engines.values():
-            if engine.socket is not None:
-                poller.register(engine.socket, zmq.POLLIN)
+            poller.register(engine.socket, zmq.POLLIN)
         ready, began_s = dict(poller.poll(_POLL_MS)), time.monotonic()
         for name, engine in self._engines.items():
             if engine.socket in ready:
@@ -182,13 +179,11 @@ class KvEventsRoom(Room):
 
         for name, engine in [*self._engines.items()]:
             if endpoints.get(name) != engine.endpoint:
-                if engine.socket is not None:
-                    engine.socket.close(linger=0)
+                engine.socket.close(linger=0)
                 del self._engines[name]
         for name in endpoints.keys() - self._engines.keys():
-            engine = self._engines[name] = _Engine(endpoints[name], EngineCache())
-            with background.guarded("kv events", of="/".join(name)):
-                engine.socket = _subscribed(engine.endpoint)
+            with background.guarded("kv events", of="/".join(name)):  # what cannot be opened now is tried again
+                self._engines[name] = _Engine(endpoints[name], EngineCache(), _subscribed(endpoints[name]))
 
 
 def _subscribed(endpoint: str) -> Any:

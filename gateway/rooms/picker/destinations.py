@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from backends import background
 from backends.backend import Backend
 from backends.background import Seldom
 from backends.http.address import Address, host_and_port
@@ -25,69 +24,56 @@ class Destinations:
     --------
     >>> from backends.speculation import Method
     >>> backend = Backend("a", "m", Method.BASELINE, "http://[::1]:8000")
-    >>> Destinations().of(backend)
+    >>> Destinations([backend]).of(backend)
     '[::1]:8000'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backends: Iterable[Backend]) -> None:
+        self._backends = backends
         self._by_url: dict[str, str] = {}
         self._hosts: dict[str, Address] = {}  # by URL, those with a name
-        self._backends: Iterable[Backend] = ()
-        self._lookup: asyncio.Task[None] | None = None
         self._logged = Seldom()
 
     def of(self, backend: Backend) -> str:
         """Return where the proxy reaches a replica; empty if its name has not been resolved yet, or it has no port."""
-        known = self._by_url.get(backend.url)
-        if known is not None:
-            return known
-        return self._add(backend.url)
+        if backend.url not in self._by_url:
+            self._add(backend.url)
+        return self._by_url[backend.url]
 
-    async def start(self, backends: Iterable[Backend]) -> None:
-        """Look up the names in the addresses of replicas, once now and then regularly."""
-        self._backends = backends
-        await self._look_up()
-        self._lookup = background.keep_running("picker", self._look_up_regularly, of="destinations")
-
-    async def stop(self) -> None:
-        """Stop looking up names."""
-        if self._lookup is not None:
-            self._lookup.cancel()
-            await asyncio.gather(self._lookup, return_exceptions=True)
-
-    def _add(self, url: str) -> str:
+    def _add(self, url: str) -> None:
         address = Address.parse(url)
-        destination = ""
-        if address.path is None:
-            try:
-                destination = host_and_port(str(ip_address(address.host)), address.port)
-            except ValueError:  # a name
-                self._hosts[url] = address
-        else:
+        self._by_url[url] = ""
+        if address.path is not None:
             log.warning("%s: a proxy cannot be sent to a Unix socket; this replica gets no requests", url)
-        self._by_url[url] = destination
-        return destination
+            return
+        try:
+            self._by_url[url] = host_and_port(str(ip_address(address.host)), address.port)
+        except ValueError:  # a name
+            self._hosts[url] = address
 
-    async def _look_up_regularly(self) -> None:
+    async def look_up_regularly(self) -> None:
+        """Look up all names, again and again."""
         while True:
             await asyncio.sleep(_AGAIN_S)
-            await self._look_up()
+            await self.look_up()
 
-    async def _look_up(self) -> None:
-        """Resolve all names; one that cannot be resolved keeps the address that it had."""
+    async def look_up(self) -> None:
+        """Resolve the names in the addresses of all replicas; one that cannot be resolved keeps the address it had."""
         present = {backend.url for backend in self._backends}
         for url in self._by_url.keys() - present:
             del self._by_url[url]
             self._hosts.pop(url, None)
         for url in present - self._by_url.keys():
             self._add(url)
+        await asyncio.gather(*(self._resolve(url, address) for url, address in self._hosts.items()))
+
+    async def _resolve(self, url: str, address: Address) -> None:
         loop = asyncio.get_running_loop()
-        for url, address in list(self._hosts.items()):
-            try:
-                found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:  # the second of a name that can be none
-                if self._logged.may_say(url):
-                    log.warning("%s: %s cannot be resolved: %s; logged once a minute", url, address.host, error)
-                continue
-            host, port = found[0][4][:2]
-            self._by_url[url] = host_and_port(str(host), int(port))
+        try:
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # the second of a name that can be none
+            if self._logged.may_say(url):
+                log.warning("%s: %s cannot be resolved: %s; logged once a minute", url, address.host, error)
+            return
+        host, port = found[0][4][:2]
+        self._by_url[url] = host_and_port(str(host), int(port))

@@ -133,7 +133,7 @@ class Call:
         message = ProcessingRequest.FromString(data)
         if self._stream is None:
             is_shown = message.observability_mode
-            self._stream = Observation(self._picking) if is_shown else Stream(self._picking, self)
+            self._stream = Observation(self._picking) if is_shown else Stream(self._picking, self.send, self.end)
         self._stream.handle(message)
         self._has_ended = self._has_ended or self._stream.has_ended
 
@@ -169,10 +169,10 @@ class PickerServer:
     def __init__(self, gateway: Gateway, own: ASGIApp) -> None:
         self._gateway = gateway
         client = httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://gateway")
-        self._picking = Picking(gateway, Destinations(), client)
+        self._picking = Picking(gateway, Destinations(gateway.pool), client)
         self._health = health.HealthServicer()
         self._is_draining = False
-        self._checks: asyncio.Task[None] | None = None
+        self._work: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
 
     async def start(self, opened: socket.socket) -> None:
@@ -187,12 +187,16 @@ class PickerServer:
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         add_HealthServicer_to_server(self._health, server)
-        await self._picking.destinations.start(self._gateway.pool)
+        destinations = self._picking.destinations
+        await destinations.look_up()
         await self._health.set(_LIVE, HealthCheckResponse.SERVING)
         await self._check()
         self._listen(server, opened)
         await server.start()
-        self._checks = background.keep_running("picker", self._check_regularly, of="its health")
+        self._work = [
+            background.keep_running("picker", self._check_regularly, of="its health"),
+            background.keep_running("picker", destinations.look_up_regularly, of="destinations"),
+        ]
 
     def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
         """Listen with gRPC where a socket is bound, which it cannot take over."""
@@ -216,10 +220,9 @@ class PickerServer:
         """Stop accepting calls, and wait for those that there are."""
         if self._server is not None:
             await self._server.stop(grace_s + _CLOSE_S)
-        if self._checks is not None:
-            self._checks.cancel()
-            await asyncio.gather(self._checks, return_exceptions=True)
-        await self._picking.destinations.stop()
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
         await self._picking.own.aclose()
 
     async def _check_regularly(self) -> None:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import httpx
 
 from backends import background
+from backends.backend import Backend
+from backends.http.client import Call
 from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here, too_large
 from gateway.http.headers import ENGINE_PRIORITY, Header, headers_of, lines_of
 from gateway.http.paths import canonical_path
 from gateway.http.reply import Source
 from gateway.relay.admission import begin
+from gateway.relay.context import STOPPING
 from gateway.relay.exchange import Exchange
-from gateway.relay.roles import send_error
+from gateway.relay.roles import Sender, send_error
 from gateway.rooms.picker import messages
 from gateway.rooms.picker.destinations import Destinations
-from gateway.rooms.picker.exchange import Picked, ProxySender
+from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.rooms.picker.unfinished import Unfinished
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Router
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -35,20 +41,11 @@ _NONE: Final = ProcessingMode.NONE
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 _STATES: Final = frozenset({"/health", "/readyz"})
 _MARK: Final = b"x-gateway-"
+_SHED: Final = frozenset({"gateway_full", "queue_full", "queue_timeout"})
 
 
 class ProtocolError(Exception):
     """The proxy has sent something that the protocol does not allow."""
-
-
-class Wire(Protocol):
-    """The way back to the proxy."""
-
-    def send(self, message: bytes) -> None:
-        """Send a `ProcessingResponse`, serialised, after those before."""
-
-    def end(self) -> None:
-        """End the stream well, once all messages have been sent."""
 
 
 class Picking:
@@ -73,10 +70,11 @@ class Picking:
 class Stream:
     """A request on its way through the proxy."""
 
-    def __init__(self, picking: Picking, wire: Wire) -> None:
+    def __init__(self, picking: Picking, send: Callable[[bytes], None], end: Callable[[], None]) -> None:
         self._picking = picking
         self._relay = picking.gateway.relay
-        self._wire = wire
+        # _send: sends a `ProcessingResponse` after those before; _end: ends the stream well, once all have been sent.
+        self._send, self._end = send, end
         self._answering: asyncio.Task[None] | None = None
         self._method = ""
         self._target = b""
@@ -114,7 +112,7 @@ class Stream:
             self._has_trailers = True
             self._on_request_end()
         elif kind == "response_trailers":
-            self._wire.send(messages.RESPONSE_TRAILERS)
+            self._send(messages.RESPONSE_TRAILERS)
             if self.exchange is not None:
                 self.exchange.on_end()
         else:
@@ -222,14 +220,14 @@ class Stream:
         self._release_body()
         self._relay.refuse(self, self._relay.access, error, self._method, self._target, self._headers)
 
-    # What the relay says: see `gateway.relay.roles.Reply` and `gateway.rooms.picker.exchange.Proxy`
+    # What the relay says: see `gateway.relay.roles.Reply` and `ProxySender`
 
     def answered_by(self, source: Source) -> None:
         """Set what answers the request."""
-        settings, sender = self._picking.gateway.settings.picker, self._sender
+        settings = self._picking.gateway.settings.picker
         self._source = source
-        if isinstance(source, Exchange) and settings is not None and sender is not None:
-            self._source = self.exchange = Picked(source, sender, self._picking.destinations, settings.answers)
+        if isinstance(source, Exchange) and settings is not None:
+            self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
         """Tell the proxy to send the request to the first of some destinations."""
@@ -252,12 +250,12 @@ class Stream:
         if lines is not request.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
-        self._wire.send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
+        self._send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
         if self._has_body:
             for piece in messages.request_body(body, is_last=not self._has_trailers):
-                self._wire.send(piece)
+                self._send(piece)
         if self._has_trailers:
-            self._wire.send(messages.REQUEST_TRAILERS)
+            self._send(messages.REQUEST_TRAILERS)
 
     def head(self, status: int, lines: bytes) -> None:
         """Pass on nothing: the proxy does."""
@@ -272,13 +270,13 @@ class Stream:
         """Tell the proxy to answer with an error."""
         if not self.has_ended:
             self.has_ended = True
-            self._wire.send(messages.immediate(status, headers_of(lines), body))
-            self._wire.end()
+            self._send(messages.immediate(status, headers_of(lines), body))
+            self._end()
 
     def leave(self) -> None:
         """End the stream without an error, so that the proxy can finish the answer after this process has stopped."""
         self.has_ended = True
-        self._wire.end()
+        self._end()
 
     def abort(self) -> None:
         """Tell the proxy to cut off the answer."""
@@ -289,13 +287,13 @@ class Stream:
     def _on_response_headers(self, message: ProcessingRequest) -> None:
         exchange = self.exchange
         if exchange is None or not exchange.is_sent:  # the proxy's own answer
-            self._wire.send(messages.response_headers([]))
+            self._send(messages.response_headers([]))
             return
         is_last = message.response_headers.end_of_stream
         self._is_read = is_last or (self._passes_answer and exchange.needs_answer())
         self.on_answer_begun(message, is_read=self._is_read)
         if not self.has_ended:
-            self._wire.send(messages.response_headers(headers_of(exchange.lines_for_client())))
+            self._send(messages.response_headers(headers_of(exchange.lines_for_client())))
         if is_last:
             exchange.on_end()
 
@@ -313,13 +311,71 @@ class Stream:
     def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
         body, is_last = piece.body, piece.end_of_stream
-        self._wire.send(messages.response_body(body, is_last=is_last))
+        self._send(messages.response_body(body, is_last=is_last))
         if self.exchange is None or self.has_ended:
             return
         if self._is_read and body:
             self.exchange.on_data(body)
         if is_last:
             self.exchange.on_end()
+
+
+class ProxySender(Sender):
+    """The way of a request that a proxy sends, which may send it elsewhere than it was told."""
+
+    is_relayed: ClassVar[bool] = False
+
+    def __init__(
+        self, stream: Stream, destinations: Destinations, subset: Collection[str] | None, fallbacks: int
+    ) -> None:
+        self._stream = stream
+        self._destinations = destinations
+        self._subset = subset  # the destinations that the proxy allows; None for all
+        self._fallbacks = fallbacks
+
+    def candidates(
+        self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
+    ) -> list[Backend]:
+        """Return the candidates whose destination is known and allowed."""
+        for tries in (True, False) if may_try else (False,):  # the one on trial, which comes alone, may not be allowed
+            found = router.candidates(routed, tried, may_try=tries)
+            if allowed := [backend for backend in found if self._is_allowed(backend)]:
+                return allowed
+        of = "that the proxy allows is up" if self._subset is not None else "has a known address"
+        raise GatewayError(503, f"No endpoint {of}. Try again shortly.", code="no_backend", retry_after_s=2.0)
+
+    def _is_allowed(self, backend: Backend) -> bool:
+        destination = self._destinations.of(backend)
+        return destination != "" and (self._subset is None or destination in self._subset)
+
+    def send(
+        self, call: Call, upstream: Upstream, candidates: Sequence[Backend], lines: bytes, engine_id: bytes
+    ) -> None:
+        """Tell the proxy to send the request to a backend, or else to another candidate."""
+        chosen = upstream.backend
+        others = sorted(
+            (each for each in candidates if each is not chosen), key=lambda each: each.in_flight / each.weight
+        )
+        named = [self._destinations.of(each) for each in (chosen, *others[: self._fallbacks])]
+        self._stream.forward(upstream, ",".join(dict.fromkeys(named)), call.body, lines, engine_id)
+
+    def shown(self, error: GatewayError) -> GatewayError:
+        """Return an error as the protocol has it: 429 for what is dropped under load, 503 without a replica."""
+        if error.code not in _SHED:
+            return error
+        return GatewayError(429, error.message, code=error.code, retry_after_s=error.retry_after_s)
+
+    def goes_on(self, error: GatewayError) -> bool:
+        """Leave an answer that is not read to the proxy, if this process stops."""
+        exchange = self._stream.exchange
+        if error.code != STOPPING or (exchange is not None and exchange.is_read):
+            return False
+        self._stream.leave()
+        return True
+
+    def cut_off(self) -> None:
+        """Tell the proxy to cut off the answer."""
+        self._stream.abort()
 
 
 def _check_mode(setting: str, mode: int, *allowed: int) -> None:

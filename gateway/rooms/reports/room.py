@@ -7,9 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from random import getrandbits, random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from backends.background import Seldom
 from gateway.config.settings import TelemetrySettings
@@ -25,6 +24,7 @@ from gateway.telemetry.registry import Registry
 if TYPE_CHECKING:
     from gateway.config.settings import PoolSettings
     from gateway.gateway import Gateway
+    from gateway.rooms.reports.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -38,22 +38,10 @@ _LOG_DELAY_S = 0.1
 _LOG_LINES = 4096
 
 
-class Sink(Protocol):
-    """What takes the trails of ended requests, in a thread of its own."""
-
-    signal: str  # what it makes of them, as a label
-
-    def write(self, trails: Sequence[Trail]) -> str:
-        """Pass trails on; return why that failed, empty if it did not."""
-
-    def close(self) -> None:
-        """Free what it holds, and give up what it is waiting for."""
-
-
 class Outlet:
-    """The way of ended requests to a sink."""
+    """The way of ended requests to the access log, or to spans, in a thread of its own."""
 
-    def __init__(self, sink: Sink, max_trails: int, delay_s: float) -> None:
+    def __init__(self, sink: AccessLog | Spans, max_trails: int, delay_s: float) -> None:
         self._sink = sink
         self._max_trails = max_trails  # most trails that wait; further ones are dropped
         self._delay_s = delay_s  # seconds after which a batch is passed on that is not full
@@ -98,9 +86,11 @@ class Outlet:
             self._counted[result] = passed
 
     def _run(self) -> None:
-        while not self._stopping:
+        is_last = False
+        while not is_last:
             self._awake.wait(self._delay_s)
             self._awake.clear()
+            is_last = self._stopping  # what came until then is passed on
             while self._queue and not self._gives_up:
                 self._pass_on([self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))])
                 time.sleep(_PAUSE_S)  # releases the interpreter, for which the event loop would otherwise wait 5 ms

@@ -72,29 +72,27 @@ class ContinuedStream:
                 out.append(DONE)
                 self.is_done = True
                 continue
-            document = _parsed(value)
-            if document is None or not isinstance(document.get("choices"), list):
+            try:
+                out.extend(self._events_for(orjson.loads(value)))
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError):  # an error, or nonsense
                 self.has_error = True
-                continue
-            out.extend(self._events_for(document))
         self.has_error = self.has_error or self._events.withheld != b""
         return b"".join(out)
 
     def close(self, finish_reason: str) -> bytes:
         """Return the events that end a stream without a backend."""
-        out: list[bytes] = []
-        if not self._passed.finish_reason:
-            out.append(self._chunk("", finish_reason, None))
-        out += self._end()
-        return b"".join(out)
+        out = b"" if self._passed.finish_reason else self._chunk("", finish_reason, None)
+        if self._request.with_usage and not self._passed.has_usage:
+            out += self._usage_event(len(self._passed.ids), {})
+        return out + DONE
 
     def _events_for(self, document: dict[str, Any]) -> Iterator[bytes]:
-        passed = self._passed
-        if not document["choices"]:
+        passed, choices = self._passed, document["choices"]
+        if choices == []:
             if (usage := document.get("usage")) is not None and not passed.has_usage:
                 yield self._usage_event(self._tokens_before + int(usage.get("completion_tokens") or 0), document)
             return
-        choice = document["choices"][0]
+        choice = choices[0]
         if not passed.prompt_ids and (ids := document.get("prompt_token_ids") or choice.get("prompt_token_ids")):
             passed.prompt_ids.extend(ids)
         passed.ids.extend(choice.get("token_ids") or [])
@@ -125,12 +123,6 @@ class ContinuedStream:
         document = {**passed.head, "choices": [choice]}
         return b"data: %b\n\n" % orjson.dumps(document)
 
-    def _end(self) -> Iterator[bytes]:
-        self.is_done = True
-        if self._request.with_usage and not self._passed.has_usage:
-            yield self._usage_event(len(self._passed.ids), {})
-        yield DONE
-
     def _usage_event(self, completion_tokens: int, source: dict[str, Any]) -> bytes:
         """Return the event with the usage of the whole answer.
 
@@ -147,11 +139,3 @@ class ContinuedStream:
         if "system_fingerprint" in source:
             document["system_fingerprint"] = source["system_fingerprint"]
         return b"data: %b\n\n" % orjson.dumps(document)
-
-
-def _parsed(value: bytes) -> dict[str, Any] | None:
-    try:
-        document = orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return None
-    return document if isinstance(document, dict) else None

@@ -114,7 +114,9 @@ class PassedStream:
             self._give_up()
 
     def add(self, text: str) -> None:
-        """Add text that another backend has generated."""
+        """Add text that another backend has generated; raises if an engine sent something else in its place."""
+        if not isinstance(text, str):
+            raise TypeError("expected a text")
         self._texts.append(text)
         self._chars += len(text)
 

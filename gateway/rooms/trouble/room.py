@@ -73,7 +73,7 @@ class TroubleRoom(Room):
     async def _look(self) -> None:
         while True:
             answers = self._unread.take()
-            problems = await asyncio.to_thread(_problems, answers)
+            problems = await asyncio.to_thread(list, map(_Ended.problem, answers))
             for answer, problem in zip(answers, problems, strict=True):
                 answer.watch.observe("unusable" if problem else "", answer.lost_s)
             for model in [*self.gateway.models.values()]:
@@ -116,10 +116,6 @@ class _Unread:
         """Return the answers, and forget them."""
         answers, self._answers, self._bytes = self._answers, [], 0
         return answers
-
-
-def _problems(answers: Sequence[_Ended]) -> list[str]:
-    return [each.problem() for each in answers]
 
 
 class _ModelFollower:

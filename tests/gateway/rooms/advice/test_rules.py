@@ -13,7 +13,7 @@ from backends.engine import ProbeMinute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.rooms.advice.advise import advise
-from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Steps
+from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Positions, Steps
 from gateway.rooms.advice.losing_method import of_speculation
 from policies.learned.prior import StepCost
 from policies.trouble.troubles import TroubleFinding as Trouble
@@ -129,6 +129,11 @@ def test_a_calibration_that_nobody_gave_is_compared_with_nothing() -> None:
     early = of_speculation(serving(HEAD_ONE, measured("plain", Method.BASELINE, 0.01, 4.0)))
     assert early.gain is None
     assert "5 measured answers are needed: plain has 4" in early.missing
+
+
+def test_a_replica_that_has_joined_those_of_its_arm_is_not_judged_before_its_steps_are_measured() -> None:
+    known = {"positions": Positions(9000, (8000.0, 10.0, 5.0)), "cost_by_k": {3: StepCost(0.02, 0.0, 0.0, 0.0)}}
+    assert advise(of(replace(HEAD_ONE, steps=None, **known))) == []  # type: ignore[arg-type]
 
 
 def test_measured_beats_calibrated_and_the_baseline_with_the_most_answers_counts() -> None:

@@ -15,8 +15,9 @@ from gateway.config.settings.keys import KeySettings
 from gateway.relay.waiting.shares import FairShares
 from gateway.rooms.batches import api
 from gateway.rooms.batches.line_request import client_of_lines
-from gateway.rooms.batches.lines import MOST_LINE_BYTES, check
+from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
+from gateway.rooms.batches.places import ModelPlaces
 from gateway.rooms.batches.storage import Storage
 from gateway.routing.keys import Client
 from gateway.routing.model import Traffic
@@ -317,6 +318,18 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
         assert sorted(each["custom_id"] for each in output) == sorted(names)
         assert sorted(seen()) == sorted([*names, "held"])
         assert Storage(tmp_path).names("open") == []
+
+
+async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
+    async with start_gateway() as running:
+        places, line = ModelPlaces(running.gateway, MODEL, 1), Line(0, "a")
+        places.requests[line] = None
+        places.sent(line, "left")
+        places.look()
+        assert places.at.keys() == {"a", "b", "left"}, "the line is there yet"
+        places.leave(line)
+        places.look()
+        assert places.at.keys() == {"a", "b"}
 
 
 def test_lines_have_no_share() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,20 +12,21 @@ import httpx
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
 from policies.experiment.evidence import BLOCKS, Sums
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running
+from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
 from tests.support.waiting import eventually_async
 
 METHODS = {"a0": "baseline", "a1": "baseline", "b0": "eagle3", "b1": "eagle3"}
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
-def teach(gateway: Running, **seconds: float) -> None:
+def with_state(
+    folder: Path, methods: dict[str, str] = METHODS, **settings: Any
+) -> AbstractAsyncContextManager[Running]:
+    """Start a gateway that keeps what was found."""
+    return start_gateway(methods, state={"file": str(folder / "state.sqlite")}, **settings)
+
+
+def teach(present: Comparison, **seconds: float) -> None:
     """Add blocks of time in which the arms took so many seconds per unit of work, as another gateway would."""
-    (present,) = comparisons(gateway)
-    teach_of(present, **seconds)
-
-
-def teach_of(present: Comparison, **seconds: float) -> None:
     rng = Random(1)
     for number in range(40):
         for at, arm in enumerate(present.definition.replicas):
@@ -38,9 +41,13 @@ def known(present: Comparison, number: int, arm: str, **sums: float) -> None:
     present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
 
 
-def comparisons(gateway: Running) -> list[Comparison]:
+def room_of(gateway: Running) -> room.CompareRoom:
     (found,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
-    return [*found.comparisons.values()]
+    return found
+
+
+def comparisons(gateway: Running) -> list[Comparison]:
+    return [*room_of(gateway).comparisons.values()]
 
 
 async def start(gateway: Running, **fields: Any) -> httpx.Response:
@@ -48,8 +55,19 @@ async def start(gateway: Running, **fields: Any) -> httpx.Response:
     return await gateway.client.post("/admin/compare/start", json=asked, headers=ADMIN)
 
 
+async def begin(gateway: Running, **fields: Any) -> Comparison:
+    """Begin a comparison, and return it."""
+    assert (await start(gateway, **fields)).status_code == 200
+    (present,) = comparisons(gateway)
+    return present
+
+
+async def stop(gateway: Running) -> None:
+    (await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)).raise_for_status()
+
+
 async def found(gateway: Running) -> dict[str, Any]:
-    answer = (await gateway.client.get("/admin/compare", headers=ADMIN)).json()["models"]
+    answer = (await gateway.admin("compare"))["models"]
     return answer[MODEL] if answer else {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from typer.testing import CliRunner
 from backends.health import State
 from gateway.cli.admin import Admin
 from gateway.cli.app import app
-from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
-from tests.gateway.rooms.compare.support import start
+from tests.gateway.conftest import MODEL, start_gateway
+from tests.gateway.rooms.compare.support import begin, with_state
 
 
 @pytest.mark.parametrize(
@@ -28,8 +27,7 @@ from tests.gateway.rooms.compare.support import start
 )
 async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[str], problem: str) -> None:
     async with start_gateway() as gateway:
-        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, *options]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        result = await gateway.command("canary", *options)
         assert result.exit_code == 2, result.output
         assert problem in result.stderr
         assert gateway.backend("a").health.state is State.UP
@@ -43,11 +41,10 @@ async def test_a_canary_whose_comparison_would_be_refused_changes_nothing(
     replica: str, problem: str, tmp_path: Path
 ) -> None:
     methods = {"a": "eagle3", replica: "eagle3", "c": "baseline"}
-    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path, methods) as gateway:
         if replica == "b":
-            assert (await start(gateway, b="c", a="a")).status_code == 200
-        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, "--replica", replica, "--with", "{}"]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+            await begin(gateway, b="c", a="a")
+        result = await gateway.command("canary", "--replica", replica, "--with", "{}")
         assert problem in result.stderr
         assert result.exit_code == 2
         assert gateway.backend(replica).health.state is State.UP

@@ -23,28 +23,27 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
-from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.conftest import MODEL, Running
 from tests.gateway.rooms.compare.support import (
-    ADMIN,
-    METHODS,
+    begin,
     comparisons,
     found,
     known,
-    start,
+    room_of,
+    stop,
     teach,
-    teach_of,
     until_stage,
+    with_state,
 )
 
 
 async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
         for harm, sentence in (
             ({"missed": 20.0}, "40% of the requests of eagle3 missed their objective, 0% of the others."),
             ({"seconds": 30.0}, "Requests of eagle3 take more than 3.0 times as long as those of baseline"),
         ):
-            assert (await start(gateway)).status_code == 200
-            (present,) = comparisons(gateway)
+            present = await begin(gateway)
             usual = {"seconds": 10.0, "work": 1000.0, "requests": 50.0, "arrived_work": 1000.0, "chosen": 50.0}
             usual |= {"replicas": 100.0, "judged": 50.0}
             for number in range(3):
@@ -61,17 +60,15 @@ async def test_a_comparison_of_what_is_no_longer_there_ends(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms = {"a": "", "b": "", "policies": ["learned", "least_loaded"]} if what == "policy" else {"b": "b0"}
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, state=state, policy={"name": "learned"}) as gateway:
-        assert (await start(gateway, **arms)).status_code == 200
-        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+    async with with_state(tmp_path, policy={"name": "learned"}) as gateway:
+        present, comparing = await begin(gateway, **arms), room_of(gateway)
         gateway.backend("b1").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))  # in no arm
         await until_stage(gateway, "running")
         if what == "replica":  # as after a reload
             gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
         else:
             gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
-        teach(gateway, one=0.01, other=0.005)
+        teach(present, one=0.01, other=0.005)
         for _ in range(20):  # another gateway may have read the pool file later
             await comparing._judge()
         assert (await found(gateway))["stage"] == "running", "nor is anything decided"
@@ -80,10 +77,9 @@ async def test_a_comparison_of_what_is_no_longer_there_ends(
 
 
 async def test_a_comparison_ends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
-        assert (await start(gateway)).status_code == 200
-        (present,) = comparisons(gateway)
+    async with with_state(tmp_path) as gateway:
+        comparing = room_of(gateway)
+        present = await begin(gateway)
         begun, may_end, document = Event(), Event(), present.document
 
         def slow() -> dict[str, Any]:
@@ -104,34 +100,32 @@ async def test_a_comparison_ends_once(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
-        assert (await start(gateway)).status_code == 200
-        own = comparing.comparisons.pop(MODEL)
+    async with with_state(tmp_path) as gateway:
+        comparing = room_of(gateway)
+        own = await begin(gateway)
         broken = Comparison(own.definition, own._statistics)
         monkeypatch.setattr(broken, "fitted", partial(next, iter(())))
         comparing.comparisons = {"broken": broken, MODEL: own}
         gateway.gateway.models["broken"] = gateway.gateway.models[MODEL]
-        teach_of(own, baseline=0.01, eagle3=0.008)
+        teach(own, baseline=0.01, eagle3=0.008)
         await gateway.until(lambda: not comparing.comparisons[MODEL].is_running)
         del gateway.gateway.models["broken"]
 
 
 async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
-    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path, methods) as gateway:
         for name in methods:
             gateway.backend(name).draft_depth = True
-        assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
-        (present,) = comparisons(gateway)
+        present = await begin(gateway, a="", b="", depths=[0, 3])
         for number in range(3):
             known(present, number, "k = 3", chosen=50.0, failed=20.0)
-        teach(gateway, none=0.01, three=0.008)
+        teach(present, none=0.01, three=0.008)
         await until_stage(gateway, "harm")
         ended = await found(gateway)
         assert (ended["harmed"], ended["findings"][0]["better"]) == ("k = 3", "k = 3")
         assert ended["change"] == """--speculative-config '{..., "num_speculative_tokens": 0}'"""
-        (advice,) = (await gateway.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
+        (advice,) = (await gateway.admin("advice"))["models"][MODEL]["findings"]
         assert "of the requests of k = 3 failed" in advice["title"]
         assert (advice["gain"], advice["change"]) == (None, ended["change"])
 
@@ -164,25 +158,22 @@ def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) ->
 
 
 async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_asked_for(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
         assert (await gateway.chat()).status_code == 200
         for asked, longer in ((None, 100.0), (12, 12.0)):
-            assert (await start(gateway, block_s=asked)).status_code == 200
-            (present,) = comparisons(gateway)
+            present = await begin(gateway, block_s=asked)
             assert present.plan.block_s == (asked or 10.0)
             for _ in range(100):
                 present._experiment._blocks.observe(0.0, 10.0, 1.0, "", 0)
             await gateway.until(partial(_has_blocks_of, gateway, longer))
             assert (await found(gateway))["stage"] == "running"
-            stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
-            assert stopped.status_code == 200
+            await stop(gateway)
 
 
 async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
         assert (await gateway.chat()).status_code == 200
-        assert (await start(gateway, block_s=None)).status_code == 200
-        (present,) = comparisons(gateway)
+        present = await begin(gateway, block_s=None)
         for number, seconds, block_s, blocks in ((11, 1.5, 15.0, 0), (12, 2.5, 25.0, 12), (1, 20.0, 200.0, 13)):
             for each in range(number):
                 known(present, each, "baseline")
@@ -196,10 +187,9 @@ async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: 
 
 
 async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway, whole=True)).status_code == 200
-        teach(gateway, baseline=0.01, eagle3=0.005)
-        (present,) = comparisons(gateway)
+    async with with_state(tmp_path) as gateway:
+        present = await begin(gateway, whole=True)
+        teach(present, baseline=0.01, eagle3=0.005)
         assert present.judge(0.0).sentence.startswith("So far, eagle3 takes ")
         assert (await found(gateway))["stage"] == "running"
         present.definition = present.definition.model_copy(update={"began_s": 0.0})
@@ -208,9 +198,8 @@ async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_pa
 
 
 async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway, block_s=None)).status_code == 200
-        (present,) = comparisons(gateway)
+    async with with_state(tmp_path) as gateway:
+        present = await begin(gateway, block_s=None)
         for _ in range(100):
             present._experiment._blocks.observe(0.0, 600.0, 1.0, "", 0)
         await gateway.until(partial(_has_blocks_of, gateway, 3600.0))
@@ -222,10 +211,9 @@ async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_pat
 
 
 async def test_blocks_with_too_few_requests_are_made_longer_until_they_can_be_no_longer(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway, block_s=None)).status_code == 200
+    async with with_state(tmp_path) as gateway:
+        present = await begin(gateway, block_s=None)
         for block_s in (10.0, 40.0, 160.0, 640.0, 2560.0, 3600.0):
-            (present,) = comparisons(gateway)
             assert present.plan.block_s == block_s
             for number in range(4):
                 for arm in present.definition.replicas:
@@ -240,21 +228,20 @@ def _has_blocks_of(gateway: Running, block_s: float) -> bool:
 
 
 async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+    async with with_state(tmp_path) as gateway:
+        comparing = room_of(gateway)
 
         def rules() -> list[str]:
             return [each.rule for each in comparing.findings(MODEL)]
 
-        assert (await start(gateway, b="b*")).status_code == 200
-        teach(gateway, baseline=0.01, eagle3=0.008)
+        teach(await begin(gateway, b="b*"), baseline=0.01, eagle3=0.008)
         await until_stage(gateway, "decided")
         assert rules() == ["compared"]
-        assert (await start(gateway, b="b*")).status_code == 200
+        await begin(gateway, b="b*")
         assert rules() == ["comparing", "compared"], "what is asked again is known until it is answered"
-        assert (await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)).status_code == 200
+        await stop(gateway)
         assert rules() == ["compared"]
-        assert (await start(gateway, a="a0", b="a1")).status_code == 200
+        await begin(gateway, a="a0", b="a1")
         assert rules() == ["comparing", "compared"], "an older one is not forgotten"
         suffix = Speculation(Method.SUFFIX, DraftSchedule(24))
         for name in ("a0", "a1"):
@@ -264,9 +251,8 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
 
 
 async def test_what_to_change_is_not_taken_from_a_replica_that_serves_otherwise_by_now(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway)).status_code == 200
-        teach(gateway, baseline=0.01, eagle3=0.008)
+    async with with_state(tmp_path) as gateway:
+        teach(await begin(gateway), baseline=0.01, eagle3=0.008)
         await until_stage(gateway, "decided")
         for name, change in (("b0", "start a0, a1 as b1"), ("b1", "")):
             gateway.backend(name).observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))

@@ -21,35 +21,36 @@ from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.plan import Plan
 from policies.features.request import ANY_REQUEST
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import ADMIN, MODEL, Running
 from tests.gateway.rooms.compare.support import (
-    ADMIN,
     METHODS,
+    begin,
     comparisons,
     found,
     narrowing,
+    room_of,
     start,
+    stop,
     teach,
     until_stage,
+    with_state,
 )
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
 
 
 async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -> None:
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, state=state) as gateway:
+    async with with_state(tmp_path) as gateway:
         assert await found(gateway) == {}
-        assert (await start(gateway)).status_code == 200
-        again = await start(gateway)
+        present, again = await begin(gateway), await start(gateway)
         assert again.status_code == 409
         assert "gateway compare stop" in again.json()["error"]["message"]
         await gateway.until(lambda: narrowing(gateway))
         assert {(await gateway.chat()).headers["x-gateway-backend"] for _ in range(40)} == METHODS.keys()
         assert (await found(gateway))["stage"] == "running"
-        teach(gateway, baseline=0.01, eagle3=0.008)
+        teach(present, baseline=0.01, eagle3=0.008)
         await until_stage(gateway, "decided")
-        (advice,) = (await gateway.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
+        (advice,) = (await gateway.admin("advice"))["models"][MODEL]["findings"]
         assert advice["rule"] == "compared"
         assert advice["gain"]["low"] > 0.0
         seen = await found(gateway)
@@ -61,25 +62,22 @@ async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -
         assert '"num_speculative_tokens": 3' in seen["change"]
         assert not narrowing(gateway), "the policy chooses among all again"
 
-        line = ["--url", gateway.url, "--admin-key", ADMIN_KEY]
-        shown = await asyncio.to_thread(CliRunner().invoke, app, ["compare", "status", *line])
-        assert f"{MODEL}, decided after" in shown.stdout
+        assert f"{MODEL}, decided after" in (await gateway.command("compare", "status")).stdout
         page = tmp_path / "page.html"
-        written = await asyncio.to_thread(CliRunner().invoke, app, ["compare", "report", str(page), *line])
+        written = await gateway.command("compare", "report", str(page))
         assert written.exit_code == 0, written.output
         served = await gateway.client.get("/admin/compare/report", headers=ADMIN)
         assert served.text == page.read_text("utf-8")
         assert seen["sentence"] in served.text
         assert "<svg" in served.text
 
-    async with start_gateway(METHODS, state=state) as gateway:
+    async with with_state(tmp_path) as gateway:
         assert (await found(gateway))["stage"] == "decided", "it is known after a restart"
 
 
 async def test_a_decision_names_its_arm_and_how_likely_it_was(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway, usual=False, explore=0.0)).status_code == 200
-        (present,) = comparisons(gateway)
+    async with with_state(tmp_path) as gateway:
+        present = await begin(gateway, usual=False, explore=0.0)
         policy, pool = gateway.gateway.models[MODEL].policy, [*gateway.gateway.pool.of(MODEL)]
         alone = policy.choose(ANY_REQUEST, pool[:2])
         for _ in range(20):
@@ -90,17 +88,15 @@ async def test_a_decision_names_its_arm_and_how_likely_it_was(tmp_path: Path) ->
 
 
 async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path: Path) -> None:
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, state=state) as gateway:
-        assert (await start(gateway, until=0.0)).status_code == 200
+    async with with_state(tmp_path) as gateway:
+        await begin(gateway, until=0.0)
         await gateway.until(lambda: narrowing(gateway))
-    async with start_gateway(METHODS, state=state) as gateway:
+    async with with_state(tmp_path) as gateway:
         await gateway.until(lambda: narrowing(gateway))
-        line = ["compare", "stop", "--url", gateway.url, "--admin-key", ADMIN_KEY]
-        ended = await asyncio.to_thread(CliRunner().invoke, app, line)
+        ended = await gateway.command("compare", "stop")
         assert ended.exit_code == 0, ended.output
         assert "stopped after" in ended.stdout
-        again = await asyncio.to_thread(CliRunner().invoke, app, line)
+        again = await gateway.command("compare", "stop")
         assert again.exit_code == 1
         assert "Nothing of m is being compared." in again.stderr
 
@@ -117,7 +113,7 @@ async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path
 async def test_arms_that_are_not_there_or_not_apart_are_refused(
     arms: dict[str, str], problem: str, tmp_path: Path
 ) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
         answer = await start(gateway, **arms)
         assert answer.status_code == 400
         assert problem in answer.json()["error"]["message"]
@@ -143,13 +139,13 @@ def test_a_report_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) -> None:
     is_better = then == "better"
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
-    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        line = ["--url", gateway.url, "--admin-key", ADMIN_KEY, "--block", "10s", "--replica", "b"]
-        suffix = ["--with", '{"method": "suffix", "num_speculative_tokens": 24}']
-        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, ["canary", *line, *suffix]))
+    async with with_state(tmp_path, methods) as gateway:
+        suffix = '{"method": "suffix", "num_speculative_tokens": 24}'
+        line = ("canary", "--block", "10s", "--replica", "b", "--with", suffix)
+        command = asyncio.create_task(gateway.command(*line))
         await gateway.until(lambda: gateway.backend("b").health.state is State.DRAINING)
         if then == "taken":
-            assert (await start(gateway, a="a", b="c")).status_code == 200
+            await begin(gateway, a="a", b="c")
         tried = Speculation(Method.SUFFIX, DraftSchedule(24))
         gateway.backend("b").said = tried
         gateway.backend("b").observe({}, tried)
@@ -157,12 +153,12 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
         if then != "taken":
             assert (await found(gateway))["arms"].keys() == {"a", "b"}
         if then == "another":
-            await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
-            assert (await start(gateway, a="a", b="c")).status_code == 200
+            await stop(gateway)
+            await begin(gateway, a="a", b="c")
         elif then != "taken":
             (present,) = comparisons(gateway)
             present.definition = present.definition.model_copy(update={"until": 0.1})
-            teach(gateway, a=0.01, b={"better": 0.008, "worse": 0.012, "alike": 0.01}[then])
+            teach(present, a=0.01, b={"better": 0.008, "worse": 0.012, "alike": 0.01}[then])
         result = await command
         assert result.exit_code == (0 if is_better else 1), result.output
         assert ("Keep it." in result.stdout) is is_better
@@ -172,7 +168,7 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
 
 async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
-    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path, methods) as gateway:
         without = await start(gateway, a="", b="", depths=[0, 3])
         assert "no replica has draft_depth: true" in without.json()["error"]["message"]
         for name in methods:
@@ -182,16 +178,15 @@ async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
             assert problem in answer.json()["error"]["message"]
         both = await start(gateway, depths=[0, 3])
         assert "either two arms, or depths, or policies" in both.json()["error"]["message"]
-        assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
+        present = await begin(gateway, a="", b="", depths=[0, 3])
         await gateway.until(lambda: narrowing(gateway))
-        (present,) = comparisons(gateway)
         for number in range(30):  # each replica has each depth in turn, but in blocks of time as usual
             present._experiment._number = number
             present._experiment._shares = present.plan.shares(number)
             arms = {present.depth(name) for name in methods}
             assert arms == ({None} if present.plan.shares(number) is None else {0, 3})
         assert (await gateway.chat()).status_code == 200
-        teach(gateway, none=0.01, three=0.008)
+        teach(present, none=0.01, three=0.008)
         await until_stage(gateway, "decided")
         ended = await found(gateway)
         assert ended["findings"][0]["better"] == "k = 3"
@@ -209,7 +204,7 @@ async def test_the_depth_stands_in_the_body_that_the_engine_gets(
         await well(wire)
 
     methods = {"a": "eagle3", "b": "eagle3"}
-    async with start_gateway(methods, behaviour=kept, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path, methods, behaviour=kept) as gateway:
         for name in methods:
             gateway.backend(name).draft_depth = True
         assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
@@ -220,8 +215,7 @@ async def test_the_depth_stands_in_the_body_that_the_engine_gets(
 
 
 async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(tmp_path: Path) -> None:
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, state=state, policy={"name": "learned"}) as gateway:
+    async with with_state(tmp_path, policy={"name": "learned"}) as gateway:
         for wrong, problem in (
             (["least_loaded", "random"], "name the present policy and another one, such as learned,least_loaded"),
             (["learned", "leastloaded"], "there is no policy 'leastloaded'; did you mean 'least_loaded'?"),
@@ -230,9 +224,8 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         ):
             answer = await start(gateway, a="", b="", policies=wrong)
             assert problem in answer.json()["error"]["message"]
-        assert (await start(gateway, a="", b="", policies=["learned", "least_loaded"])).status_code == 200
+        present = await begin(gateway, a="", b="", policies=["learned", "least_loaded"])
         await gateway.until(lambda: narrowing(gateway))
-        (present,) = comparisons(gateway)
         chosen = set()
         for number in range(present.plan.count, 40):
             present._experiment._number = number
@@ -246,12 +239,12 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
             chosen.add(decision.policy)
         assert chosen == {"learned", "least_loaded"}
         assert (await gateway.chat()).status_code == 200
-        teach(gateway, learned=0.012, least_loaded=0.01)
+        teach(present, learned=0.012, least_loaded=0.01)
         await until_stage(gateway, "decided")
         ended = await found(gateway)
         assert ended["change"] == "policy: least_loaded"
         assert ended["cost"] is None
-        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+        comparing = room_of(gateway)
         for each in pool:
             each.observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
         assert [each.change for each in comparing.findings(MODEL)] == [ended["change"]], "whatever the replicas do"
@@ -267,10 +260,8 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
     fields: dict[str, Any], void_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_VOID_S", void_s)
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, policy={"name": "learned"}, state=state) as gateway:
-        assert (await start(gateway, **fields)).status_code == 200
-        (present,) = comparisons(gateway)
+    async with with_state(tmp_path, policy={"name": "learned"}) as gateway:
+        present = await begin(gateway, **fields)
         pool = [*gateway.gateway.pool.of(MODEL)]
         assert present.definition.changed(pool, "learned") == ""
         gateway.backend("b0").observe({}, Speculation(Method.EAGLE3, DraftSchedule(0)))
@@ -295,38 +286,36 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
     methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
     compare = {"every_s": 0.001, "until": 0.5}
     pairs: list[set[str]] = []
-    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}, compare=compare) as gateway:
+    async with with_state(tmp_path, methods, compare=compare) as gateway:
         assert await found(gateway) == {}, "it begins once there are requests"
         assert (await gateway.chat()).status_code == 200
         for _ in range(4):
             await until_stage(gateway, "running")
             (present,) = comparisons(gateway)
             pairs.append({*present.definition.replicas})
-            teach(gateway, one=0.01, other=0.01)
+            teach(present, one=0.01, other=0.01)
             await gateway.until(partial(_is_another, gateway, present))
     assert pairs[0] == pairs[3]
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
 
 
 async def test_why_nothing_is_compared_by_itself_is_said(tmp_path: Path) -> None:
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, state=state, compare={"a": "nope", "b": "b0"}) as gateway:
+    async with with_state(tmp_path, compare={"a": "nope", "b": "b0"}) as gateway:
 
-        async def says(why: str) -> bool:
-            line = ["compare", "status", "--url", gateway.url, "--admin-key", ADMIN_KEY]
-            return why in (await asyncio.to_thread(CliRunner().invoke, app, line)).output
+        async def says(why: str, *, not_yet: bool = True) -> bool:
+            said = (await gateway.command("compare", "status")).output
+            return why in said and ("nothing is compared by itself yet" in said) is not_yet
 
-        await eventually_async(
-            partial(says, f"{MODEL}: nothing is compared by itself yet: no request has been answered")
-        )
+        await eventually_async(partial(says, f"{MODEL}: nothing is compared by itself yet: no request has been"))
         assert (await gateway.chat()).status_code == 200
         await eventually_async(partial(says, "no replica has the name, the method or the source 'nope'"))
+        assert (await start(gateway)).status_code == 200
+        await eventually_async(partial(says, f"{MODEL}, running", not_yet=False))
 
 
 async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
     methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
-    state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(methods, state=state, compare={"every_s": 0.001}) as gateway:
+    async with with_state(tmp_path, methods, compare={"every_s": 0.001}) as gateway:
         drained = {"model": MODEL, "backend": "a"}
         assert (await gateway.client.post("/admin/drain", json=drained, headers=ADMIN)).status_code == 200
         assert (await gateway.chat()).status_code == 200

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from gateway.cli.app import app
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
-from tests.gateway.rooms.compare.support import ADMIN, METHODS, found, narrowing, start, teach
+from tests.gateway.conftest import Running
+from tests.gateway.rooms.compare.support import begin, found, narrowing, teach, with_state
 from tests.support.waiting import eventually_async
 
 
 async def _printed(gateway: Running, *words: str) -> str:
-    line = [*words, "--url", gateway.url, "--admin-key", ADMIN_KEY]
-    result = await asyncio.to_thread(CliRunner().invoke, app, line)
+    result = await gateway.command(*words)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
         assert "a comparison runs" not in await _printed(gateway, "explain", "hi")
         asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
         assert "Comparing for 1d at most, in blocks of 85 s." in await _printed(gateway, "compare", "start", *asked)
@@ -31,17 +26,16 @@ async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(tmp_p
 
 
 async def test_an_arm_without_a_replica_that_is_up_is_named(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await start(gateway)).status_code == 200
+    async with with_state(tmp_path) as gateway:
+        await begin(gateway)
         for name in ("b0", "b1"):
             assert "is up" not in (await found(gateway))["sentence"]
-            reference = {"model": MODEL, "backend": name}
-            (await gateway.client.post("/admin/drain", json=reference, headers=ADMIN)).raise_for_status()
+            assert (await gateway.command("drain", name)).exit_code == 0
         assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
 
 
 async def test_a_ratio_of_what_is_no_longer_the_better_arm_is_no_number(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with with_state(tmp_path) as gateway:
 
         async def ratio(better: str, other: str) -> float:
             return await gateway.counted("gateway_compare_ratio", better=better, other=other)
@@ -52,9 +46,8 @@ async def test_a_ratio_of_what_is_no_longer_the_better_arm_is_no_number(tmp_path
         async def is_gone() -> bool:
             return math.isnan(await ratio("eagle3", "baseline"))
 
-        assert (await start(gateway)).status_code == 200
-        teach(gateway, baseline=0.01, eagle3=0.008)
+        teach(await begin(gateway), baseline=0.01, eagle3=0.008)
         await eventually_async(is_known)
         await gateway.until(lambda: not narrowing(gateway))
-        assert (await start(gateway, a="a0", b="a1")).status_code == 200
+        await begin(gateway, a="a0", b="a1")
         await eventually_async(is_gone)

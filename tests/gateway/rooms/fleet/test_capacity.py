@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pytest import approx  # noqa: PT013
 
-from gateway.rooms.fleet.capacity import Carrier, Load, Targets, load_of
+from gateway.rooms.fleet.capacity import Carrier, Load, Targets, World
 from gateway.rooms.fleet.demand import Minute, Rates, present
 from policies.learned.belief import RequestGroup
 from policies.learned.prior import StepCost
@@ -56,7 +56,7 @@ def test_less_is_carried_with_stricter_targets_uneven_requests_or_little_memory(
 
 def test_a_traffic_that_has_ended_takes_one_replica() -> None:
     group, carriers = RequestGroup(*CODE, 100.0, []), {"head": replace(HEAD, kv_tokens=400_000)}
-    ended = load_of(present([Minute()] * 5), [group], carriers, Targets(1.0, 0.005), 0.0, 1.0)
+    ended = World([group], carriers, Targets(1.0, 0.005), 0.0, 1.0).load_of(present([Minute()] * 5))
     assert ended.needed({"head": 8}) == {"head": 1}
 
 
@@ -74,9 +74,9 @@ def test_a_target_that_cannot_be_kept_takes_any_number() -> None:
 
 
 def test_no_number_keeps_targets_that_are_out_of_reach() -> None:
-    group, carriers = RequestGroup(*CODE, 100.0, []), {"head": HEAD}
-    assert load_of(MEAN, [group], carriers, Targets(None, 0.002), 0.0, 1.0).needed({"head": 2}) == {}
-    assert load_of(MEAN, [group], carriers, Targets(None, 0.005), 0.0, 1.0).needed({"head": 2}) == {"head": 1}
+    world = World([RequestGroup(*CODE, 100.0, [])], {"head": HEAD}, Targets(None, 0.002), 0.0, 1.0)
+    assert world.load_of(MEAN).needed({"head": 2}) == {}
+    assert replace(world, targets=Targets(None, 0.005)).load_of(MEAN).needed({"head": 2}) == {"head": 1}
 
 
 def test_saturation_is_that_of_the_best_spread() -> None:

@@ -241,6 +241,23 @@ async def test_an_engine_whose_host_has_vanished_is_looked_for_again(
             await each.wait_closed()
 
 
+async def test_an_engine_to_whom_no_socket_could_be_opened_is_heard_later(
+    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, refused = room._subscribed, list[str]()
+
+    def subscribed(endpoint: str) -> Any:
+        if len(refused) < 2:
+            refused.append(endpoint)
+            raise zmq.ZMQError(24)
+        return opens(endpoint)
+
+    monkeypatch.setattr(room, "_subscribed", subscribed)
+    async with gateway_of({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        assert len(refused) == 2
+
+
 @pytest.mark.slow
 async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
     gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from backends.health import Health, State
+from benchmarks.metrics_page import total
 from gateway.config.settings import PoolSettings
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.ext_proc_pb2 import (
@@ -25,7 +26,6 @@ from gateway.rooms.picker.stream import Picking, Stream
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
-from tests.support.metrics_page import total
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -67,7 +67,7 @@ class PlayedProxy:
         for backend in self.backends.values():
             backend.health = Health(State.UP)
         self.gateway = assemble(self.settings, list(self.backends.values()), digest("admin"))
-        self.picking = Picking(self.gateway, Destinations(), httpx.AsyncClient())
+        self.picking = Picking(self.gateway, Destinations(self.gateway.pool), httpx.AsyncClient())
 
     def stream(self, response_mode: int = FULL_DUPLEX) -> PlayedStream:
         """Return a new stream of the picker's filter."""
@@ -101,7 +101,7 @@ class PlayedStream:
 
     def __init__(self, proxy: PlayedProxy, response_mode: int) -> None:
         self.wire = RecordingWire()
-        self.handler = Stream(proxy.picking, self.wire)
+        self.handler = Stream(proxy.picking, self.wire.send, self.wire.end)
         self._response_mode = response_mode
 
     def request(

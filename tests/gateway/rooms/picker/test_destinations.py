@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -26,15 +28,15 @@ def backend(url: str) -> Backend:
     ],
 )
 def test_an_address_is_known_at_once(url: str, destination: str) -> None:
-    assert Destinations().of(backend(url)) == destination
+    assert Destinations([]).of(backend(url)) == destination
 
 
 async def test_a_name_is_looked_up() -> None:
-    destinations, named = Destinations(), backend("http://localhost:8000")
+    named = backend("http://localhost:8000")
+    destinations = Destinations([named])
     assert destinations.of(named) == ""
-    await destinations.start([named])
+    await destinations.look_up()
     assert destinations.of(named) in {"127.0.0.1:8000", "[::1]:8000"}
-    await destinations.stop()
 
 
 async def test_what_has_left_the_pool_is_forgotten_and_what_has_joined_is_looked_up(
@@ -42,24 +44,45 @@ async def test_what_has_left_the_pool_is_forgotten_and_what_has_joined_is_looked
 ) -> None:
     monkeypatch.setattr("gateway.rooms.picker.destinations._AGAIN_S", 0.01)
     pool = [backend(f"http://localhost:{port}") for port in range(8000, 8003)]
-    destinations = Destinations()
-    await destinations.start(pool)
+    destinations = Destinations(pool)
+    await destinations.look_up()
     assert len(destinations._by_url) == len(destinations._hosts) == 3
     pool[:] = [backend("http://localhost:9000")]
-    await eventually(lambda: destinations._by_url.keys() == {"http://localhost:9000"})
+    looking = asyncio.create_task(destinations.look_up_regularly())
+    await eventually(lambda: destinations._by_url.keys() == destinations._hosts.keys() == {"http://localhost:9000"})
     await eventually(lambda: destinations.of(pool[0]) in {"127.0.0.1:9000", "[::1]:9000"})
-    assert len(destinations._hosts) == 1
-    await destinations.stop()
+    looking.cancel()
+
+
+async def test_a_name_that_takes_long_does_not_keep_the_others_from_being_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, is_answered = asyncio.get_running_loop(), asyncio.Event()
+
+    async def answers(host: str, port: int, **_: Any) -> list[Any]:
+        if host == "slow":
+            await is_answered.wait()
+        return [(0, 0, 0, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", answers)
+    slow, quick = backend("http://slow:1"), backend("http://quick:2")
+    destinations = Destinations([slow, quick])
+    looking = asyncio.create_task(destinations.look_up())
+    await eventually(lambda: destinations.of(quick))
+    assert destinations.of(slow) == ""
+    is_answered.set()
+    await looking
+    assert destinations.of(slow) == "10.0.0.1:1"
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", f"{'a' * 64}.x"])  # of which the second can be none
 async def test_a_name_that_cannot_be_resolved_does_not_keep_the_others_from_being_looked_up(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    destinations, odd, named = Destinations(), backend(f"http://{host}:1"), backend("http://localhost:8000")
+    odd, named = backend(f"http://{host}:1"), backend("http://localhost:8000")
+    destinations = Destinations([odd, named])
     for _ in range(2):
-        await destinations.start([odd, named])
-        await destinations.stop()
+        await destinations.look_up()
     assert destinations.of(odd) == ""
     assert destinations.of(named) in {"127.0.0.1:8000", "[::1]:8000"}
     assert caplog.text.count(f"{host} cannot be resolved") == 1
@@ -67,5 +90,5 @@ async def test_a_name_that_cannot_be_resolved_does_not_keep_the_others_from_bein
 
 def test_a_unix_socket_is_out_of_a_proxys_reach(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert Destinations().of(backend("unix:/run/engine.sock")) == ""
+        assert Destinations([]).of(backend("unix:/run/engine.sock")) == ""
     assert "a proxy cannot be sent to a Unix socket" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 from gateway.config.settings import TelemetrySettings
 from gateway.reload.differences import needs_restart
 from gateway.rooms.reports.access_log import AccessLog
-from gateway.rooms.reports.room import ReportsRoom
+from gateway.rooms.reports.room import Outlet, ReportsRoom
 from gateway.rooms.reports.trail import Trail
 from gateway.telemetry.log_format import JsonLogFormat, LogFormat
 from tests.gateway.conftest import MODEL
@@ -111,6 +111,16 @@ def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.Lo
     assert [
         getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"
     ] == ["good"]
+
+
+def test_what_has_come_before_it_is_stopped_is_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    outlet = Outlet(AccessLog(), 10, 60.0)
+    outlet.put(Trail(lambda _: None, b"last", "GET", "/", b"", None, None))
+    outlet._stopping = True  # by now: the thread was about to look for more
+    outlet._awake.set()
+    outlet._run()
+    assert caplog.messages == ["GET / 0"]
 
 
 def test_other_settings_need_a_restart_and_headers_are_not_shown() -> None:

@@ -153,18 +153,31 @@ def test_ids_are_taken_out_of_events_not_of_texts_and_those_of_a_long_prompt_are
         assert (len(passed.prompt_ids), passed.ids.tolist()) == (50_001, [5, 6, 7, 6, 7])
 
 
-def test_a_rest_that_its_engine_gives_up_is_not_passed_on_as_an_end() -> None:
-    for ending in ('"finish_reason":"abort"', '"finish_reason":null'):
-        passed = PassedStream()
-        passed.take(b'data: {"id":"x","prompt_token_ids":[1],"choices":[{"index":0,"text":"a","token_ids":[1]}]}\n\n')
-        assert passed.is_exact
-        continued = ContinuedStream(request_of(Endpoint.COMPLETIONS)[1], passed)
-        rest = f'data: {{"choices":[{{"index":0,"text":"b","token_ids":[2],{ending}}}]}}\n\ndata: [DONE]\n\n'
-        client = continued.feed(rest.encode())
-        assert (continued.has_error, continued.is_done) == (True, False)
-        assert b"abort" not in client
-        assert b"[DONE]" not in client
-        assert passed.finish_reason == ""
+@pytest.mark.parametrize(
+    "document",
+    [
+        '{"choices":[{"index":0,"text":"b","token_ids":[2],"finish_reason":"abort"}]}',
+        '{"choices":[{"index":0,"text":"b","token_ids":[2],"finish_reason":null}]}',
+        '{"choices":[7]}',
+        '{"choices":[],"usage":7}',
+        '{"choices":[],"usage":{"completion_tokens":"x"}}',
+        '{"choices":[{"text":"b","token_ids":["a"]}]}',
+        '{"choices":[{"text":["b"],"token_ids":[2]}]}',
+        '{"error":{"message":"no"}}',
+        "[]",
+        "no JSON",
+    ],
+)
+def test_a_rest_that_its_engine_gives_up_or_garbles_is_not_passed_on_as_an_end(document: str) -> None:
+    passed = PassedStream()
+    passed.take(b'data: {"id":"x","prompt_token_ids":[1],"choices":[{"index":0,"text":"a","token_ids":[1]}]}\n\n')
+    assert passed.is_exact
+    continued = ContinuedStream(request_of(Endpoint.COMPLETIONS)[1], passed)
+    client = continued.feed(f"data: {document}\n\ndata: [DONE]\n\n".encode())
+    assert (continued.has_error, continued.is_done) == (True, False)
+    assert b"abort" not in client
+    assert b"[DONE]" not in client
+    assert (passed.finish_reason, passed.text[:1]) == ("", "a")
 
 
 @pytest.mark.parametrize(
