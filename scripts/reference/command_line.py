@@ -12,7 +12,7 @@ _PLAIN = {"TERM": "dumb", "COLUMNS": "200"}  # neither colours nor the width of 
 _HEAD = """\
 # Command line
 
-Every command, argument and option, as `gateway COMMAND --help` prints them. `scripts/docs` makes this page.
+Every command, argument and option, as `gateway COMMAND --help` prints them.
 
 A command that is used wrongly says what would be right and exits with status 2. These need
 the extra `[lab]` ([install](../../deploy/README.md#install)): {lab}.

@@ -19,8 +19,8 @@ EXAMPLES = Path(__file__).with_name("examples.yaml")
 _HEAD = """\
 # Pool file: every key
 
-What each key takes, in short; `gateway schema` prints all that is said of it, for editors too. `scripts/docs` makes
-this page. [The pool file](../configuration.md) explains how the sections work together.
+What each key takes, in short; `gateway schema` prints all that is said of it, for editors too. [The pool
+file](../configuration.md) explains how the sections work together.
 
 `NAME` stands for a name of your choice, and `[]` for an entry of a list. A key without a default may be left out,
 unless it is *required*. Any value can be a variable, `${VARIABLE}`.

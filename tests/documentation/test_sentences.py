@@ -1,4 +1,4 @@
-"""No sentence of the documentation is longer than a reader can hold."""
+"""No sentence of the documentation is longer than a reader can hold, and no table is cut in two."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S.*\n(?: {4}.*\n|\n(?= {4}))*)")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]*\)")
 _CODE = re.compile(r"`[^`]+`")
+_CUT = re.compile(r"^\|.*\n\n\|.*\n(?!\|-)", re.MULTILINE)  # an empty line, and a row that is no head
 _BEGIN = re.compile(r"^\s*(?:[-*] |\d+\. |#+ |\||$)", re.MULTILINE)
 _END = re.compile(r"(?<=[.!?])[)*\"']*\s+(?=[^a-z]|vLLM|nginx)")
 
@@ -45,3 +46,8 @@ def long_sentences(page: str) -> list[tuple[int, str]]:
 def test_no_sentence_is_too_long(page: Path) -> None:
     found = [f"{words} words: {sentence}" for words, sentence in long_sentences(page.read_text("utf-8"))]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_table_is_cut(page: Path) -> None:
+    assert not _CUT.findall(_FENCE.sub("", page.read_text("utf-8")))

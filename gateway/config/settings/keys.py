@@ -190,8 +190,8 @@ class AdminSettings(_KeyOrDigest):
     sha256
         SHA-256 of the admin key, in hexadecimal.
     listen
-        Address, `host:port`, at which alone `/admin` is answered; port 0 picks a free one. Null answers it at the
-        address of the gateway.
+        Address, `host:port`, at which alone `/admin` and `/dashboard` are answered; port 0 picks a free one. Null
+        answers them at the address of the gateway.
     metrics
         Whether `/metrics` too is answered only there.
     """
