@@ -95,7 +95,6 @@ class StreamHabits:
         found = [_FINGERPRINT.search(event) for event in events_of(events) if _FINISH in event]
         self.fingerprint = found[-1][0] if found and found[-1] is not None else b""
 
-
     def hide(self, data: bytes) -> bytes:
         r"""Return complete events of a stream that was asked for its usage as those of one that was not.
 
