@@ -116,7 +116,10 @@ models:
 """
         )
         status, out, err = await run("check", "--probe", "--config", str(path))
-        assert (await run("check", "--config", str(path)))[0] == 0
+        status_of_check, said, warned = await run("check", "--config", str(path))
+        asked = told.connections
+        assert (await run("check", "--no-engines", "--config", str(path)))[::2] == (0, [])
+        assert told.connections == asked
         status_of_json, [document], _ = await run("check", "--probe", "--json", "--config", str(path))
         path.write_text(
             f"""\
@@ -131,6 +134,8 @@ models:
         _, _, later = await run("check", "--probe", "--config", str(path))
         path.write_text(path.read_text().replace("max: 3", "max: 4"))
         assert (await run("check", "--probe", "--config", str(path)))[::2] == (0, [])
+    assert (status_of_check, warned) == (0, [line for line in err if ".gone." not in line])
+    assert "Compared with the metrics of 1 of 4 engines." in said
     assert status == 1
     assert [line.split()[:2] for line in out if line.startswith(("plain", "gone"))] == [
         ["plain", "0.32.0"],
