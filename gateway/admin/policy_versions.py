@@ -116,7 +116,7 @@ class PolicyVersions:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return rules, await self._put(self._document("rules"), rules.text)
 
-    async def set_pin(self, version: int | None) -> Pin:
+    async def set_pin(self, version: int | None) -> None:
         """Pin a version of the rules, or None for the policy itself."""
         self._learned()
         current = self.pin()
@@ -124,9 +124,7 @@ class PolicyVersions:
             what = "nothing" if version is None else f"version {version}"
             raise GatewayError(409, f"{self.name} has {what} pinned already.")
         rules = "" if version is None else (await self.find_rules(version)).text
-        pin = Pin(version=version, rules=rules)
-        await self._put(self._document("pin"), pin.model_dump_json())
-        return pin
+        await self._put(self._document("pin"), Pin(version=version, rules=rules).model_dump_json())
 
     async def rollback(self) -> None:
         """Pin what was pinned before the last change of the pin; of the first, let the policy itself decide again."""

@@ -47,6 +47,8 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "refused": (409, "restart_needed"),
     "failed": (500, "reload_failed"),
 }
+_SHOWN = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
+"""Of a decision: not the policy's private memo, and not the candidates, which are shown beside it."""
 _NOT_SHOWN: Any = {
     "keys": {"__all__": {"key", "sha256"}},
     "admin": {"key", "sha256"},
@@ -197,12 +199,6 @@ def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool
     }
 
 
-def _public(choice: Decision) -> dict[str, Any]:
-    """Return a decision without the policy's private memo, and without the candidates, which are shown beside it."""
-    shown = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
-    return {name: getattr(choice, name) for name in shown}
-
-
 def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, Any]:
     router = gateway.relay.router
     for _ in router.check(body):
@@ -240,7 +236,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
             }
             for member in members
         ],
-        "choice": None if choice is None else _public(choice),
+        "choice": None if choice is None else {name: getattr(choice, name) for name in _SHOWN},
         "is_compared": router.is_compared(routed),
         "problem": problem,
     }

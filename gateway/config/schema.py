@@ -30,7 +30,8 @@ def pool_schema() -> dict[str, Any]:
     for definition in schema["$defs"].values():
         if "description" in definition:
             definition["description"] = _SECTION.split(definition["description"])[0].strip()
-    for model in _models():
+    models: list[type[BaseModel]] = [SpeculativeConfig, *_descendants(Settings)]
+    for model in models:
         definition = schema if model is PoolSettings else schema["$defs"].get(model.__name__)
         if definition is not None:
             _describe(definition, model)
@@ -45,11 +46,6 @@ def pool_schema() -> dict[str, Any]:
         limit.insert(0, schema["$defs"]["DrafterLimitSettings"]["properties"]["tokens"])
     _allow_variables(schema)
     return {"$schema": _DIALECT, **schema, "title": "Pool of the speculation gateway"}
-
-
-def _models() -> Iterator[type[BaseModel]]:
-    yield SpeculativeConfig
-    yield from _descendants(Settings)
 
 
 def _descendants(settings: type[Settings]) -> Iterator[type[Settings]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -140,9 +140,6 @@ def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
         transcript.add(item.get("arguments"))
 
 
-_READERS = {Endpoint.MESSAGES: _read_message, Endpoint.RESPONSES: _read_response}
-
-
 def dicts(value: object) -> list[dict[str, Any]]:
     """Return the objects in a list; none if it is something else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
@@ -151,3 +148,6 @@ def dicts(value: object) -> list[dict[str, Any]]:
 def _add_ids(ids: list[int], new_ids: object) -> None:
     if isinstance(new_ids, list) and all(isinstance(token_id, int) for token_id in new_ids):
         ids += new_ids
+
+
+_READERS: Final = {Endpoint.MESSAGES: _read_message, Endpoint.RESPONSES: _read_response}

@@ -35,7 +35,8 @@ class KubernetesSource:
 
     def _endpoints(self, found: dict[str, Any]) -> list[Replica]:
         """Return the ready endpoints of a slice."""
-        port = self._port_of(found)
+        ports = found.get("ports") or ()
+        port = next((int(port["port"]) for port in ports if self._port in {port.get("name"), port.get("port")}), None)
         if port is None or found.get("addressType") not in {"IPv4", "IPv6"}:
             return []
         replicas = []
@@ -48,7 +49,3 @@ class KubernetesSource:
                 target = endpoint.get("targetRef") or {}
                 replicas.append(replica._replace(name=target["name"]) if target.get("kind") == "Pod" else replica)
         return replicas
-
-    def _port_of(self, found: dict[str, Any]) -> int | None:
-        ports = found.get("ports") or ()
-        return next((int(port["port"]) for port in ports if self._port in {port.get("name"), port.get("port")}), None)

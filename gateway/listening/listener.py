@@ -220,10 +220,7 @@ def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> sock
     """Return a bound socket to serve on."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
     if shared and port and not checked:
-        # SO_REUSEPORT would silently share a port with another program.
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        listen(host, port, shared=False).close()  # SO_REUSEPORT would silently share a port with another program
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

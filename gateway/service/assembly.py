@@ -25,7 +25,6 @@ from gateway.peers.peers import MOST_PROMPTS, Peers
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.waiting.queue import ModelQueue
-from gateway.relay.waiting.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -104,7 +103,7 @@ def assemble(
     queues = {name: ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
     locations, sent = ResponseLocations(), deque[tuple[Backend, RequestFeatures]](maxlen=MOST_PROMPTS)
     peers = Peers(pool, limits, locations, sent)
-    peers.follow(access.keyring, models, shares_of(queues))
+    peers.follow(access.keyring, models, {name: queue.shares for name, queue in queues.items()})
     live = open_live(settings, run_dir, peers.writer)
     router = _router(settings, models, pool, locations, None if live is None else sent)
     state = State(open_store(settings.state), learners_of(models), metrics)
@@ -166,11 +165,6 @@ def successor(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backe
         admin_access=admin_access,
         policy_versions=policy_versions_of(models, gateway.state.documents),
     )
-
-
-def shares_of(queues: Mapping[str, ModelQueue]) -> dict[str, FairShares]:
-    """Return how the clients share each model that has a queue."""
-    return {name: queue.shares for name, queue in queues.items()}
 
 
 def max_in_flight(settings: PoolSettings) -> int | None:

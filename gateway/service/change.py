@@ -23,7 +23,7 @@ from gateway.gateway import Gateway, join
 from gateway.relay.roles import Ongoing
 from gateway.relay.waiting.queue import UNBOUNDED
 from gateway.routing.model import Model, Upstream
-from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, shares_of, successor
+from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, successor
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
@@ -80,11 +80,11 @@ class Handover:
             [client.name for client, later_one in keys.items() if later_one is None],
             set(gateway.relay.exchanges),
         )
-        versions = self._kept_versions()
+        versions, queues = self._kept_versions(), later.relay.queues
         steps: list[Callable[[], object]] = [
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
             partial(gateway.relay.limits.update, keyring.clients, max_in_flight(later.settings)),
-            partial(gateway.peers.follow, keyring, later.models, shares_of(later.relay.queues)),
+            partial(gateway.peers.follow, keyring, later.models, {name: each.shares for name, each in queues.items()}),
             # A name that is another key's now: what is shown by it begins anew.
             *(
                 partial(gateway.metrics.forget, key=client.name)

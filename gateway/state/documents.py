@@ -132,7 +132,7 @@ class Documents:
 
 def put_version(store: Store, document: Document) -> None:
     """Write the next version of a document."""
-    key = name_of(document.name)
+    key = _PREFIX + document.name
     version = 0
     for _ in range(_ATTEMPTS):  # an attempt fails if another process writes between reading and writing
         entry = store.read([key]).get(key)
@@ -144,11 +144,6 @@ def put_version(store: Store, document: Document) -> None:
         if store.commit({key: stamp}, {key: entry_of((*history, document)[-VERSIONS_KEPT:])}):
             return
     raise Conflict(document.name, version)
-
-
-def name_of(document: str) -> str:
-    """Return the name of the entry that has a document."""
-    return _PREFIX + document
 
 
 def entry_of(history: Sequence[Document]) -> Entry:

@@ -54,7 +54,7 @@ class Ledger:
         self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
         self._model = model
-        self._head = head_of(writer, model)
+        self._head = f"{_KIND}/{writer}/{model}"
         self._changed: set[str] = set()  # own pages to write
         self._pages: _Pages = {}  # own pages in the store, as in the head
         self._stamp = self._attempt = ""  # of the own head: as stored, and in a commit of unknown outcome
@@ -184,11 +184,6 @@ class Ledger:
                 own,
             )
         return current
-
-
-def head_of(writer: str, model: str) -> str:
-    """Return the name of the head of a process."""
-    return f"{_KIND}/{writer}/{model}"
 
 
 def page_of(head: str, page: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from backends.backend import Backend
 from backends.drafter_limit import DrafterLimit
 from backends.health import State
-from backends.speculation import Method
 from benchmarks.metrics_page import total
 from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
@@ -23,6 +22,7 @@ from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
+from gateway.service.replicas import configured
 from gateway.service.server import Server
 from tests.support.upstream import Behaviour, Upstream, well
 from tests.support.waiting import TIMEOUT_S, eventually
@@ -124,41 +124,26 @@ async def start_gateway(
     methods = methods or {"a": "baseline", "b": "ngram"}
     async with contextlib.AsyncExitStack() as stack:
         upstreams = {name: await stack.enter_async_context(Upstream(name, MODEL, behaviour)) for name in methods}
-        backends_settings: dict[str, Any] = {}
-        for name, method in methods.items():
-            backends_settings[name] = {"method": method, "url": upstreams[name].url}
-            backends_settings[name]["kv_events"] = (kv_events or {}).get(name)
-            if method == "ngram":
-                backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
-            elif method == "eagle3":
-                backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 3}
-        policy = policy or {"name": "round_robin"}
-        model: dict[str, Any] = {
-            "policy": policy,
-            "backends": backends_settings,
-            "ask_usage": ask_usage,
+        configs = {
+            "ngram": {"num_speculative_tokens": 5, "prompt_lookup_max": 4},
+            "eagle3": {"num_speculative_tokens": 3},
         }
-        if rescue is not None:
-            model["rescue"] = rescue
-        for name, section in (("queue", queue), ("compare", compare)):
-            if section is not None:
-                model[name] = section
-        if default_temperature is not None:
-            model["default_temperature"] = default_temperature
-        pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
-        drafts = {"ngram": 5, "eagle3": 3}
-        backends = [
-            Backend(
-                name,
-                MODEL,
-                Method(method),
-                upstreams[name].url,
-                num_speculative_tokens=drafts.get(method, 0),
-                drafter_limit=(limits or {}).get(name),
-            )
+        backends = {
+            name: {
+                "method": method,
+                "url": upstreams[name].url,
+                "kv_events": (kv_events or {}).get(name),
+                "speculative_config": configs.get(method),
+                "drafter_limit": asdict(limits[name]) if limits and name in limits else None,
+            }
             for name, method in methods.items()
-        ]
-        gateway = assemble(pool, backends, digest(ADMIN_KEY))
+        }
+        given = {"default_temperature": default_temperature, "rescue": rescue, "queue": queue, "compare": compare}
+        model = {name: value for name, value in given.items() if value is not None}
+        model |= {"policy": policy or {"name": "round_robin"}, "backends": backends, "ask_usage": ask_usage}
+        pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
+        own = PoolSettings.model_validate({"models": {MODEL: model}})  # the settings of a test may have others
+        gateway = assemble(pool, configured(own), digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
         server = Server(gateway)
         serving = asyncio.create_task(server.serve_at(listener))

@@ -116,7 +116,10 @@ models:
 """
         )
         status, out, err = await run("check", "--probe", "--config", str(path))
-        assert (await run("check", "--config", str(path)))[0] == 0
+        status_of_check, said, warned = await run("check", "--config", str(path))
+        asked = told.connections
+        assert (await run("check", "--no-engines", "--config", str(path)))[::2] == (0, [])
+        assert told.connections == asked
         status_of_json, [document], _ = await run("check", "--probe", "--json", "--config", str(path))
         path.write_text(
             f"""\
@@ -131,6 +134,8 @@ models:
         _, _, later = await run("check", "--probe", "--config", str(path))
         path.write_text(path.read_text().replace("max: 3", "max: 4"))
         assert (await run("check", "--probe", "--config", str(path)))[::2] == (0, [])
+    assert (status_of_check, warned) == (0, [line for line in err if ".gone." not in line])
+    assert "Compared with the metrics of 1 of 4 engines." in said
     assert status == 1
     assert [line.split()[:2] for line in out if line.startswith(("plain", "gone"))] == [
         ["plain", "0.32.0"],
@@ -163,24 +168,15 @@ HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"
 
 @pytest.mark.slow
 async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Path) -> None:
-    async def behave(wire: Wire) -> None:
-        match wire.seen.target:
-            case "/server_info?config_format=json":
-                config = {"method": "eagle3", "model": HOSTILE, "num_speculative_tokens": 5}
-                await wire.json({"vllm_config": {"speculative_config": config}})
-            case "/v1/completions":
-                await wire.json_event({**answer("x"), "metrics": {}})
-            case _:
-                await wire.json({"detail": "Not Found"}, 404)
-
-    path = tmp_path / "pool.yaml"
-    async with Upstream("engine", MODEL, behave, metrics=IDLE + DRAFTS, version=HOSTILE) as engine:
-        status, *made = await run("init", engine.url, "--config", str(path))
+    path, config = tmp_path / "pool.yaml", {"method": "eagle3", "model": HOSTILE, "num_speculative_tokens": 5}
+    async with engine(IDLE + DRAFTS, config=config) as hostile:
+        hostile.version = HOSTILE
+        status, *made = await run("init", hostile.url, "--config", str(path))
         assert status == 0, made
         written = path.read_text()
         pool = load_pool(path, {})
         assert (list(pool.models), pool.keys) == ([MODEL], [])
-        engine.model = HOSTILE
+        hostile.model = HOSTILE
         _, *checked = await run("check", "--probe", "--config", str(path))
     for lines in (made[0], checked[1], written.splitlines()):
         assert "".join(lines).isprintable(), ascii(lines)

@@ -9,59 +9,32 @@ from typer.testing import CliRunner
 
 from gateway.cli import extras
 from gateway.cli.app import app
+from tests.support.paths import CONFIG
+
+EXPORTS = "models: {m: {policy: {name: random}, backends: {a: {url: 'http://127.0.0.1:9'}}}}\ntelemetry: {otlp: {}}\n"
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    found = extras.find_spec
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in request.param else found(name))
-
-
-@pytest.mark.parametrize("without", [{"numba"}, {"optuna"}], indirect=True)
-@pytest.mark.usefixtures("without")
-def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    missing = request.node.callspec.params["without"]
-    pool, trace, out = str(tmp_path / "no.yaml"), str(tmp_path / "no.jsonl"), str(tmp_path / "out.yaml")
-    commands = {
-        "numba": ["replay", trace, "--config", pool],
-        "optuna": ["tune", trace, "--config", pool, "--out", out],
-    }
-    (module,) = missing
-    result = CliRunner().invoke(app, commands[module])
-    assert result.exit_code == 2
-    assert (
-        f"gateway {commands[module][0]}: needs {module}: pip install '.[lab]' in a checkout (deploy/README.md#install)"
-        in result.stderr
-    )
-
-
-@pytest.mark.parametrize("without", [{"numba"}], indirect=True)
-@pytest.mark.usefixtures("without")
-def test_simulated_replicas_name_their_extra_before_anything_starts() -> None:
-    result = CliRunner().invoke(app, ["--config", "config/pool.yaml"])
-    assert result.exit_code == 2
-    assert (
-        result.stderr == "gateway: needs numba: pip install '.[simulator]' in a checkout (deploy/README.md#install)\n"
-    )
-
-
-def test_an_export_names_its_extra_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "line", "said"),
+    [
+        ("numba", "replay no.jsonl --config no.yaml", "gateway replay: needs numba: pip install '.[lab]'"),
+        ("optuna", "tune no.jsonl --config no.yaml --out o", "gateway tune: needs optuna: pip install '.[lab]'"),
+        ("numba", f"--config {CONFIG}/pool.yaml", "gateway: needs numba: pip install '.[simulator]'"),
+        ("opentelemetry.sdk", "--config pool.yaml", "gateway: needs opentelemetry.sdk: pip install '.[otel]'"),
+    ],
+)
+def test_a_command_names_its_extra_before_anything_is_read_or_started(
+    missing: str, line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = extras.find_spec
 
     def find_spec(name: str) -> object:
-        if name == "opentelemetry.sdk":
-            raise ModuleNotFoundError(name)
-        return found(name)
+        if name == missing and "." in name:
+            raise ModuleNotFoundError(name)  # of its package
+        return None if name == missing else found(name)
 
     monkeypatch.setattr(extras, "find_spec", find_spec)
-    pool = tmp_path / "pool.yaml"
-    backend = "{method: baseline, url: 'http://127.0.0.1:9'}"
-    pool.write_text(
-        f"models: {{m: {{policy: {{name: random}}, backends: {{a: {backend}}}}}}}\ntelemetry: {{otlp: {{}}}}\n"
-    )
-    result = CliRunner().invoke(app, ["--config", str(pool)])
-    assert result.exit_code == 2
-    assert (
-        result.stderr
-        == "gateway: needs opentelemetry.sdk: pip install '.[otel]' in a checkout (deploy/README.md#install)\n"
-    )
+    monkeypatch.chdir(tmp_path)
+    Path("pool.yaml").write_text(EXPORTS)
+    result = CliRunner().invoke(app, line.split())
+    assert (result.exit_code, result.stderr) == (2, f"{said} in a checkout (deploy/README.md#install)\n")

@@ -56,6 +56,14 @@ async def test_draining_and_resuming_a_replica() -> None:
         assert [each["name"] for each in document["models"][0]["backends"]] == [*METHODS]
 
 
+def test_waiting_for_a_replica_ends_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = iter([{"models": {"m": {"backends": {"a": {"state": "up"}}}}}, {"models": {}}])
+    monkeypatch.setattr(Admin, "get", lambda *_: next(pools))
+    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1})
+    result = CliRunner().invoke(app, ["drain", "a", "--wait"])
+    assert (result.exit_code, result.exception) == (0, None)
+
+
 async def test_reload_says_what_changed_and_what_is_refused() -> None:
     async with start_gateway(METHODS) as running:
 

@@ -80,9 +80,10 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
 
 
 @pytest.mark.slow
-def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) -> None:
+@WORKERS
+def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path, workers: int) -> None:
     pool.write("ab")
-    with gateway_command(pool.path, tmp_path, "--workers", "1") as command:
+    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
         until_ready(command)
         assert command.post("/admin/reload", None).status_code == 401
         assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []

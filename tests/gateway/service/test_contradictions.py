@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from backends import step_comparison
+from backends.backend import Backend
+from backends.draft_schedule import DraftSchedule, Speculation
 from backends.speculation import Method
-from gateway.cli.app import app
+from gateway.service.assembly import is_same_replica
 from policies.learned.policy import Learned
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import Upstream, Wire, answer
+from tests.support.upstream import Wire, answer
 from tests.support.waiting import TIMEOUT_S
 
 LEARNED = {"name": "learned", "seed": 0, "guardrail": {"share": 0}}
@@ -151,39 +150,7 @@ async def test_answers_that_show_more_than_the_engine_counts(
         assert f"{MODEL}/b: its answers show what its engine counts again" in caplog.messages
 
 
-async def test_check_asks_the_engines_that_run(tmp_path: Path) -> None:
-    async with Upstream("a", MODEL, metrics=page(k=3)) as a, Upstream("b", "other", metrics=page(k=5)) as b:
-        path = tmp_path / "pool.yaml"
-        path.write_text(
-            f"""
-models:
-  {MODEL}:
-    policy: {{name: learned}}
-    backends:
-      a: {{method: baseline, url: "{a.url}"}}
-      b: {{method: ngram, url: "{b.url}", speculative_config: {{num_speculative_tokens: 5, prompt_lookup_max: 4}}}}
-      c: {{method: baseline, url: "http://127.0.0.1:9"}}
-"""
-        )
-        result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--config", str(path)])
-        assert result.exit_code == 0, result.output
-        assert "Compared with the metrics of 1 of 3 engines." in result.stdout
-        assert result.stderr.splitlines() == [
-            f"warning: {path}:6:19: models.{MODEL}.backends.a.method: the pool file says baseline, but its engine "
-            "speculates, with k 3",
-            f"warning: {path}:7:31: models.{MODEL}.backends.b.url: serves other, not {MODEL}: start it with "
-            f"--served-model-name {MODEL}, or call the model other in the pool file",
-        ]
-        asked = a.connections
-        result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--no-engines", "--config", str(path)])
-        assert (result.exit_code, result.stderr, a.connections) == (0, "", asked)
-
-
 def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> None:
-    from backends.backend import Backend
-    from backends.draft_schedule import DraftSchedule, Speculation
-    from gateway.service.assembly import is_same_replica
-
     running, again = (Backend("a", MODEL, Method.EAGLE3, "http://a", num_speculative_tokens=3) for _ in range(2))
     running.observe({"k": "its engine drafts with k 5"}, Speculation(Method.EAGLE3, DraftSchedule(5)))
     assert is_same_replica(running, again)

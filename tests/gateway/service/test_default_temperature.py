@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -14,28 +13,22 @@ from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.upstream import Wire
 from tests.support.waiting import eventually
 
+SIMULATED, ELSEWHERE = {"simulate": {"calibration": "llama-3.1-8b-h100"}}, {"url": "http://127.0.0.1:1"}
 
-def settings(backend: dict[str, Any], **fields: Any) -> ModelSettings:
+
+@pytest.mark.parametrize(
+    ("backend", "given", "known"),
+    [(SIMULATED, None, 0.6), (SIMULATED, 0.9, 0.6), (ELSEWHERE, 0.0, 0.0), (ELSEWHERE, None, None)],
+)
+def test_a_calibration_comes_before_the_pool_file_which_is_reported(
+    backend: dict[str, Any], given: float | None, known: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     backends = {"a": {"method": "baseline", **backend}}
-    return ModelSettings.model_validate({"policy": {"name": "round_robin"}, "backends": backends, **fields})
-
-
-def test_a_simulated_replica_takes_its_calibrations_default() -> None:
-    assert known_temperature(settings({"simulate": {"calibration": "llama-3.1-8b-h100"}})) == 0.6
-
-
-def test_another_temperature_in_the_pool_file_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    simulated = {"simulate": {"calibration": "llama-3.1-8b-h100"}}
-    with caplog.at_level(logging.WARNING):
-        assert known_temperature(settings(simulated, default_temperature=0.9)) == 0.6
-    assert "default_temperature is 0.9 in the pool file, but 0.6 at the engines" in caplog.text
-
-
-def test_the_pool_file_speaks_for_replicas_elsewhere() -> None:
-    elsewhere = {"url": "http://127.0.0.1:1"}
-    assert known_temperature(settings(elsewhere, default_temperature=0.0)) == 0.0
-    assert known_temperature(settings(elsewhere)) is None
-    assert assumed_temperature(settings(elsewhere)) == 1.0
+    settings = ModelSettings.model_validate({"backends": backends, "default_temperature": given})
+    assert known_temperature(settings) == known
+    assert assumed_temperature(settings) == (1.0 if known is None else known)
+    said = "default_temperature is 0.9 in the pool file, but 0.6 at the engines"
+    assert caplog.messages == ([said] if given == 0.9 else [])
 
 
 async def test_a_replica_elsewhere_is_asked_once_it_is_up_and_after_each_restart() -> None:

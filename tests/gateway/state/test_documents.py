@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from backends import background
-from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, name_of, put_version
+from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, put_version
 from gateway.state.redis import RedisStore
 from gateway.state.store import Entry, StateError, Store
 from tests.gateway.state.conftest import Stores
@@ -60,7 +60,7 @@ async def test_a_document_of_another_program_keeps_no_other_from_being_read(
 ) -> None:
     monkeypatch.setattr(background, "_logged", background.Seldom())
     writer, reader = readers
-    writer.store.commit({}, {name_of("m/pin"): Entry("foreign", b'{"a": 1}')})
+    writer.store.commit({}, {"document/m/pin": Entry("foreign", b'{"a": 1}')})
     await writer.documents.put("m/rules", "one", after=0)
     for _ in range(2):
         reader.refresh()
