@@ -36,7 +36,7 @@ from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome, policies
-from tests.gateway.conftest import MODEL, Start, start_gateway
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.command import until
 from tests.support.registered_metrics import value_of
 
@@ -455,9 +455,9 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
 # In a gateway
 
 
-async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_of: Start, tmp_path: Path) -> None:
+async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path: Path) -> None:
     keys = [{"name": "team", "key": "sk-secret-key"}]
-    async with gateway_of(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
+    async with start_gateway(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
         headers = {"authorization": "Bearer sk-secret-key", "x-gateway-workload": "code", "x-request-id": "my-id"}
         await running.chat("def f():\n    return 1\n" * 5, headers=headers, temperature=0.25, max_tokens=9)
         await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
-from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import change
 from tests.gateway.rooms.rescue.test_streams import SCRIPT, engine
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
@@ -67,11 +67,9 @@ async def spans_of(received: Received, trace: str, spans: int) -> tuple[Span, li
 
 
 @pytest.mark.slow
-async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_engine_continues_theirs(
-    gateway_of: Start,
-) -> None:
+async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_engine_continues_theirs() -> None:
     with otlp_receiver() as received:
-        async with gateway_of(behaviour=reporting, telemetry=to(received, headers={"x-token": "secret"})) as running:
+        async with start_gateway(behaviour=reporting, telemetry=to(received, headers={"x-token": "secret"})) as running:
             response = await running.chat(stream=True, temperature=0.5, max_tokens=9, headers=traced())
             (seen,) = [seen for upstream in running.upstreams.values() for seen in upstream.seen]
             backend, address = response.headers["x-gateway-backend"], running.backend("a").url
