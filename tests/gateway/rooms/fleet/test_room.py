@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
@@ -49,8 +50,15 @@ async def fleet_findings(running: Running) -> list[dict[str, str]]:
     return [each for each in advised["findings"] if each["rule"] == "fleet"]
 
 
-async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time() -> None:
+async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gateway.rooms.slo_classes", reason="which judges")
+    change, missing = model.ModelFleet._change, list[str]()
+
+    def seen(fleet: model.ModelFleet, *of: Any) -> model.Change:
+        missing.append(fleet.missing)
+        return change(fleet, *of)
+
+    monkeypatch.setattr(model.ModelFleet, "_change", seen)
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 1000.0}}
     async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         assert (await running.client.get("/admin/fleet", params={"model": MODEL})).status_code == 401
@@ -65,6 +73,7 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time() -> 
             elif answer.json()["seconds"]["up"] is not None:
                 break
         assert any("hour of traffic" in each for each in too_early)
+        assert missing[0], "while it is worked out, nobody is told that none are needed"
         said = answer.json()
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
