@@ -29,10 +29,6 @@ BODIES = {
 }
 
 
-async def until_lost(wire: Wire) -> None:
-    await wire.until_closed()
-
-
 def engine(*, events: int | None = None, end: Callable[[Wire], Any] = Wire.reset, step: int = 1) -> Behaviour:
     """Return a behaviour that answers like vLLM, but ends after some events in another way."""
 

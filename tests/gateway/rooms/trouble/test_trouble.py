@@ -16,8 +16,8 @@ from gateway.rooms.trouble.answer import is_engines_own
 from policies.features.request import Endpoint, RequestFeatures
 from policies.trouble.troubles import TROUBLE
 from tests.gateway.conftest import MODEL, Running, bearer, start_gateway
-from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream, until_lost
-from tests.support.upstream import Behaviour, Wire, answer
+from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream
+from tests.support.upstream import Behaviour, Wire, answer, hang
 
 POOL = {"a": "baseline", "b": "eagle3"}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
@@ -175,7 +175,7 @@ async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise() ->
 @pytest.mark.slow
 async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_was() -> None:
     async with start_gateway(POOL, rescue=True, timeouts=PATIENT) as running:
-        running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=until_lost)
+        running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=hang)
         answers = await asyncio.gather(*[stream(running, logprobs=False, chat_template_kwargs=THINK) for _ in range(2)])
         for response in answers:
             check_is_whole(response)
