@@ -182,6 +182,11 @@ def run_process(main: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(with_threads())
 
 
+def leave_stdout() -> None:
+    """Write nothing more to standard output, which cannot be written: Python would try again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def end_process(status: int) -> NoReturn:
     """End this process; threads that hang, as in reading from a mount that does not answer, are not waited for."""
     end_s = time.monotonic() + _LAST_S

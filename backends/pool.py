@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from backends import background
 from backends.backend import Backend, EngineChange
 from backends.contradictions import Unlike
@@ -49,6 +51,7 @@ class Joining:
     result: ProbeResult | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Listener:
     """Who hears what becomes of the replicas of a pool. Each event does nothing unless a subclass overrides it."""
 
@@ -211,6 +214,9 @@ class Pool:
         self._watches[backend.model, backend.name] = watch
         if before is not None and before.backend.health.is_drained:
             self.report(backend, Drain())
+        if before is not None and backend.launched and before.backend.said != backend.said:
+            metrics = before.backend.engine.metrics
+            watch.ending_s = metrics.started_s or None if metrics is not None else None
         if self._is_started:
             watch.start(self._judge)
 

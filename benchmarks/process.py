@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.metrics_page import total
+
 SYSTEM_CPU, LOAD_CPU = 0, 1
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _COUNTED_S = 1.1  # a worker's counts appear on the metrics page after a second
-_LEFT_OUT = 'gateway_recorder_records_total{result="dropped"}'
 _IDLE_S, _IDLE_SHARE = 0.5, 0.05
 _PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
@@ -156,8 +157,7 @@ def records_left_out(port: int) -> float:
     """Return how many requests a gateway dropped from its recording."""
     time.sleep(_COUNTED_S)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        page: str = answer.read().decode()
-    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(_LEFT_OUT))
+        return total(answer.read().decode(), "gateway_recorder_records_total", result="dropped")
 
 
 def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,14 +29,34 @@ http {{
 """
 
 
+HOSTS = tuple(f"127.0.0.{number}" for number in range(1, 5))
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a system runs: its port, that of all replicas and their addresses, and a folder for its files."""
+    """Where a system runs.
+
+    Parameters
+    ----------
+    port, upstream_port, hosts
+        Its port, that of all replicas and their addresses.
+    folder, disk
+        For its files, and for what it stores, which gets full.
+    redis
+        URL of a Redis.
+    """
 
     port: int
     upstream_port: int
     folder: Path
-    hosts: Sequence[str] = ("127.0.0.1",)
+    hosts: Sequence[str]
+    disk: Path = Path()
+    redis: str = ""
+
+    @property
+    def pool(self) -> Path:
+        """Return the path of the gateway's pool file."""
+        return self.folder / "pool.yaml"
 
     @property
     def urls(self) -> list[str]:
@@ -43,7 +64,7 @@ class Site:
         return [f"http://{host}:{self.upstream_port}" for host in self.hosts]
 
 
-Argv = Callable[[Any], list[str]]
+Argv = Callable[[Site], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +79,26 @@ class System:
         Headers that its requests must have.
     records
         Whether it records requests and counts those that it drops.
+    hosts
+        Addresses of its replicas.
+    stops_with
+        The signal after which it finishes what it has.
+    reloads
+        Whether it reads its configuration again at SIGHUP.
+    has_state
+        Whether it stores what it learns, and records requests.
     """
 
     name: str
     argv: Argv
     headers: tuple[str, ...] = ()
     records: bool = False
+    hosts: tuple[str, ...] = HOSTS
+    stops_with: signal.Signals = signal.SIGTERM
+    reloads: bool = False
+    has_state: bool = False
 
-    def command(self, site: Any) -> list[str]:
+    def command(self, site: Site) -> list[str]:
         """Return its command line at a site; raises `FileNotFoundError` if it is not installed."""
         argv = self.argv(site)
         if shutil.which(argv[0]) is None:
@@ -79,12 +112,12 @@ def only_loopback() -> None:
 
 
 @contextlib.contextmanager
-def started(
-    system: System, behind: int, folder: Path, cpus: set[int], hosts: Sequence[str] = ("127.0.0.1",)
-) -> Iterator[tuple[int, int]]:
+def started(system: System, behind: int, folder: Path, cpus: set[int]) -> Iterator[tuple[int, int]]:
     """Run a system in front of an upstream; yields its port and process id."""
     port, log = free_port(), folder / f"{system.name}.log"
-    with running(system.command(Site(port, behind, folder, hosts)), cpus, log, environment(behind, folder)) as pid:
+    with running(
+        system.command(Site(port, behind, folder, system.hosts)), cpus, log, environment(behind, folder)
+    ) as pid:
         until_answered(port, system.headers, log)
         yield port, pid
 

@@ -1,18 +1,21 @@
-"""Traces and closed loops played in virtual time."""
+"""Requests played in virtual time: by a policy on a pool, and by the clients of a closed loop on one replica."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
+from lab.simulation.simulate import outcome_of
+from policies.features.request import RequestFeatures
+from policies.policy import Decision, Policy
+from policies.roles import Learner, Maintained
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,80 +44,76 @@ class Timeline:
         return np.where(later > 0, (self.e2e_s - self.ttft_s) / np.maximum(later, 1), np.nan)
 
     @property
-    def duration_s(self) -> float:
-        """Seconds from the first arrival to the last token."""
-        return float((self.arrived_s + self.e2e_s).max() - self.arrived_s.min()) if len(self.arrived_s) else 0.0
-
-    @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second over the whole duration."""
-        return float(self.output_tokens.sum() / self.duration_s) if len(self.arrived_s) else 0.0
+        """Output tokens per second from the first arrival to the last token."""
+        duration_s = float((self.arrived_s + self.e2e_s).max() - self.arrived_s.min())
+        return float(self.output_tokens.sum() / duration_s)
 
 
-class Arrival(NamedTuple):
-    """A request of a trace without texts."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request without a text: its arrival, and the length of its answer."""
 
     arrived_s: float
-    prompt_tokens: int
+    features: RequestFeatures
     output_tokens: int
-    # kind, temperature: what the request's acceptance depends on.
-    kind: str = "chat"
-    temperature: float = 0.0
-    prefix_blocks: tuple[int, ...] = ()  # as in `Script`
 
 
-def run_virtual(
-    fleet: Fleet, arrivals: Iterable[tuple[float, Script]], observe: Callable[[EngineStep], None] | None = None
-) -> Timeline:
-    """Play requests that arrive at given times (an open loop) on one replica until all have ended.
+def play(
+    policy: Policy, fleet: Fleet, calls: Sequence[Call], maintenance: int, routed: Sequence[int] | None = None
+) -> tuple[Timeline, list[Decision]]:
+    """Send calls by a policy until all have ended; return the course of each, and the decision for it.
 
-    Examples
-    --------
-    >>> from backends.calibration.load import load_calibration
-    >>> from backends.drafting.script import plain_steps
-    >>> from backends.simulator.engine.fleet import SimulatedReplica
-    >>> from backends.speculation import Method
-    >>> fleet = Fleet([SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)])
-    >>> script = Script(100, 20, *plain_steps(20))
-    >>> timeline = run_virtual(fleet, [(0.0, script), (0.5, script)])
-    >>> timeline.output_tokens
-    array([20, 20])
-    >>> bool(np.allclose(timeline.ttft_s[0], timeline.ttft_s[1]))
-    True
+    Parameters
+    ----------
+    maintenance
+        Calls after which the policy is fitted.
+    routed
+        The replica of each call, of which the policy then has no choice.
     """
-    log = _Log(fleet.replicas[0].parameters.outside_s)
-    coming = iter(arrivals)
-    following = next(coming, None)
-    now_s = 0.0 if following is None else following[0]
-    while True:
-        while following is not None and following[0] <= now_s:
-            arrived_s, script = following
-            log.add(arrived_s, script.output_tokens)
-            fleet.submit_script(0, script, arrived_s)
-            following = next(coming, None)
-        step = fleet.step(now_s)
-        if step is not None:
-            now_s = log.add_step(step, now_s)
-            if observe is not None:
-                observe(step)
-        elif following is not None:
-            now_s = following[0]
-        else:
-            return log.timeline()
+    log, pool, now_s = _Log(), fleet.replicas, 0.0
+    index_of = {replica.name: index for index, replica in enumerate(pool)}
+    decisions: list[Decision] = []
+    if isinstance(policy, Maintained):
+        policy.set_clock(lambda: now_s)
+
+    def record(completions: list[Completion]) -> None:
+        for done in completions:
+            log.first_s[done.request_id], log.last_s[done.request_id] = done.first_s, done.ended_s
+            if isinstance(policy, Learner):
+                features, decision = calls[done.request_id].features, decisions[done.request_id]
+                policy.observe(outcome_of(features, decision, done, pool[done.replica].method))
+
+    for number, call in enumerate(calls):
+        features = call.features
+        log.add(call.arrived_s, call.output_tokens)
+        record(fleet.advance(call.arrived_s))
+        now_s = call.arrived_s
+        if number % maintenance == 0:
+            fit(policy)
+        decisions.append(policy.choose(features, pool if routed is None else [pool[routed[number]]]))
+        fleet.submit(
+            index_of[decisions[-1].backend],
+            features.prompt_tokens,
+            call.output_tokens,
+            now_s,
+            kind=features.workload or "chat",
+            temperature=features.temperature,
+        )
+    record(fleet.advance(math.inf))
+    return log.timeline(), decisions
 
 
-def run_closed_loop(
-    fleet: Fleet,
-    scripts: Iterable[Script],
-    concurrency: int,
-    observe: Callable[[EngineStep], None] | None = None,
-    turnaround_s: float = 0.0,
-) -> Timeline:
+def fit(policy: Policy) -> None:
+    """Run the maintenance of a policy, if it is due."""
+    if isinstance(policy, Maintained) and (work := policy.maintenance()) is not None:
+        work()
+
+
+def run_closed_loop(fleet: Fleet, scripts: Iterable[Script], concurrency: int, turnaround_s: float = 0.0) -> Timeline:
     """Play requests of `concurrency` clients on one replica; each sends its next `turnaround_s` after an answer."""
-    if concurrency < 1:
-        raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
     outside_s = fleet.replicas[0].parameters.outside_s
-    log, coming = _Log(outside_s), iter(scripts)
+    log, coming = _Log(), iter(scripts)
     now_s, due_s = 0.0, [0.0] * concurrency
     while True:
         while due_s and due_s[0] <= now_s and (script := next(coming, None)) is not None:
@@ -127,71 +126,32 @@ def run_closed_loop(
                 return log.timeline()
             now_s = due_s[0]
             continue
-        now_s = log.add_step(step, now_s)
+        now_s += step.duration_s
+        log.add_step(step, now_s + outside_s)
         due_s += [now_s + outside_s + turnaround_s] * sum(not emission.left for emission in step.emissions)
-        if observe is not None:
-            observe(step)
-
-
-def run_fleet(
-    fleet: Fleet,
-    arrivals: Iterable[Arrival],
-    choose: Callable[[Arrival], int],
-    observe: Callable[[Completion], None] | None = None,
-) -> Timeline:
-    """Play a trace on a fleet until all requests have ended."""
-    log = _Log()
-
-    def record(completions: list[Completion]) -> None:
-        for completion in completions:
-            log.first_s[completion.request_id] = completion.first_s
-            log.last_s[completion.request_id] = completion.ended_s
-            if observe is not None:
-                observe(completion)
-
-    for arrival in arrivals:
-        arrived_s, prompt_tokens, output_tokens, kind, temperature, blocks = arrival
-        log.add(arrived_s, output_tokens)
-        record(fleet.advance(arrived_s))
-        fleet.submit(
-            choose(arrival),
-            prompt_tokens,
-            output_tokens,
-            arrived_s,
-            kind=kind,
-            temperature=temperature,
-            prefix_blocks=blocks,
-        )
-    record(fleet.advance(math.inf))
-    return log.timeline()
 
 
 class _Log:
     """Times of arrival, first token and last token of each request, by id."""
 
-    def __init__(self, outside_s: float = 0.0) -> None:
-        self._outside_s = outside_s  # what `Completion` has, and steps have not
+    def __init__(self) -> None:
         self.first_s, self.last_s = array("d"), array("d")
         self._arrived_s, self._tokens = array("d"), array("q")
 
     def add(self, arrived_s: float, output_tokens: int) -> None:
         """Add a request."""
-        if self._arrived_s and arrived_s < self._arrived_s[-1]:
-            raise ValueError(f"arrivals are out of order: {arrived_s} s after {self._arrived_s[-1]} s")
         self._arrived_s.append(arrived_s)
         self._tokens.append(output_tokens)
         self.first_s.append(math.nan)
         self.last_s.append(math.nan)
 
-    def add_step(self, step: EngineStep, now_s: float) -> float:
-        """Add a step that begins now, and return its end."""
-        ends_s = now_s + step.duration_s
+    def add_step(self, step: EngineStep, seen_s: float) -> None:
+        """Add a step whose tokens are seen at a time."""
         for request_id, tokens, _, sent, left in step.emissions:
             if sent == tokens:
-                self.first_s[request_id] = ends_s + self._outside_s
+                self.first_s[request_id] = seen_s
             if not left:
-                self.last_s[request_id] = ends_s + self._outside_s
-        return ends_s
+                self.last_s[request_id] = seen_s
 
     def timeline(self) -> Timeline:
         arrived_s = np.array(self._arrived_s)

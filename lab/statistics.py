@@ -90,8 +90,8 @@ def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
     return _around(ratio, stdev(map(math.log, replications)), len(replications))
 
 
-def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
-    """Return a product of sums over a product of as many sums, with the interval that independent units give.
+def of_units(up: Floats, down: Floats) -> Interval:
+    """Return a sum over another one, with the interval that independent units give.
 
     Notes
     -----
@@ -99,18 +99,17 @@ def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
 
     Examples
     --------
-    >>> of_units([np.full(8, 3.0)], [np.full(8, 3.0)])
+    >>> of_units(np.full(8, 3.0), np.full(8, 3.0))
     Interval(value=1.0, low=1.0, high=1.0)
     """
-    totals = np.array([each.sum() for each in (*up, *down)])
+    totals, units = np.array([up.sum(), down.sum()]), len(up)
     if (totals <= 0).any():
         raise ValueError("the sums must be positive")
-    signs = np.array([1.0] * len(up) + [-1.0] * len(down))
-    units = len(up[0])
+    signs = np.array([1.0, -1.0])
     ratio = math.exp(float(signs @ np.log(totals)))
     if units < 2:
         return Interval(ratio)
-    shares = (signs / totals) @ np.stack([*up, *down])
+    shares = (signs / totals) @ np.stack([up, down])
     return _around(ratio, math.sqrt(float(shares @ shares) * units / (units - 1)), units)
 
 
@@ -120,6 +119,11 @@ def _around(ratio: float, error: float, units: int) -> Interval:
 
     reach = float(t.ppf(0.975, units - 1)) * error
     return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+def cell(value: float | None, form: str = ".3f", factor: float = 1.0) -> str:
+    """Return a figure as text; a dash for None."""
+    return "-" if value is None else f"{factor * value:{form}}"
 
 
 def summary(values: Floats) -> dict[str, float | None]:

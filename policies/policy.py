@@ -36,14 +36,15 @@ SettingsPath = tuple[str | int, ...]
 
 
 class GuardrailSettings(CheckedModel):
-    """Settings of the comparison with `least_loaded`, which goes by whole blocks of time."""
+    """Comparison with `least_loaded` by whole blocks of time, which freezes a worse policy."""
 
     share: float = Field(
         default=0.02,
         ge=0,
         le=0.5,
-        description="Share of the time in which `least_loaded` decides; 0: no comparison. It costs that share of what "
-        "the policy gains: 0.02 of a gain of 10% is 0.2% of the mean time.",
+        description="Share of the time in which `least_loaded` decides; 0, as in other policies than `learned` "
+        "without this section: no comparison. It costs that share of what the policy gains: 0.02 of a gain of 10% is "
+        "0.2% of the mean time.",
     )
     block_s: float = Field(
         default=60,
@@ -62,9 +63,7 @@ class GuardrailSettings(CheckedModel):
 class PolicySettings(CheckedModel):
     """Base class of policy settings: the keys beside `name:` under `policy:` in the pool file."""
 
-    guardrail: GuardrailSettings = Field(
-        default=GuardrailSettings(share=0), description="Comparison with `least_loaded`, which freezes a worse policy."
-    )
+    guardrail: GuardrailSettings = Field(default=GuardrailSettings(share=0), description=GuardrailSettings.__doc__)
     outlier_ejection: bool = Field(
         default=False, description="Whether backends that behave unlike their method are taken out for a while."
     )

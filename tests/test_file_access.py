@@ -40,6 +40,7 @@ REVIEWED = {
     "backends/calibration/files.py:context_shift": PACKAGE,
     "backends/calibration/gpus.py:gpus": PACKAGE,
     "backends/calibration/draft_profile.py:_entries": PACKAGE,
+    "backends/background.py:leave_stdout": "the null device",
     "backends/files/regular.py:read_file": "the one place",
     "backends/http/authorities.py:trusted": "once, in a thread if it is served already",
     "backends/launch/supervisor.py:EngineProcess.start": OWN,

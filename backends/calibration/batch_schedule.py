@@ -32,6 +32,30 @@ The drafts of others cost next to nothing, are as long as they are likely, or ar
 """
 
 
+def unsplit_reads(context: Any, longest: Any) -> tuple[Any, Any, Any]:
+    """Return how often a step that verifies drafts takes the costs of its context, of which the longest time counts.
+
+    Those are `per_context_token_s`, `per_unsplit_token_s` and `per_attended_s` of `StepTime`. For arrays, and compiled
+    for numbers.
+    """
+    return context, longest, UNSPLIT_ROWS * context
+
+
+def tokens_s(step: Any, tokens: Any) -> Any:
+    """Return the seconds of a step without those of its requests and their context; see `StepTime`.
+
+    For arrays, and compiled for numbers, with the record of a simulated replica in place of `step`.
+    """
+    below = np.minimum(tokens, step.knee_tokens)
+    return (
+        step.base_s
+        + step.per_token_below_knee_s * below
+        + step.per_token_above_knee_s * (tokens - below)
+        + step.experts_s * (1.0 - (1.0 - step.expert_share) ** tokens)
+        + step.no_graph_s * ((step.graph_tokens > 0) & (tokens > step.graph_tokens))
+    )
+
+
 def context_s(step: StepTime, context: Floats, longest: Floats | float, *, unsplit: bool) -> Floats:
     """Return the seconds that the context in the KV cache takes, shape of `context`; see `StepTime`.
 
@@ -43,11 +67,11 @@ def context_s(step: StepTime, context: Floats, longest: Floats | float, *, unspl
     >>> (1e3 * verifying).round(2).tolist(), (1e3 * plain).round(2).tolist()
     ([0.86, 3.58], [0.04, 1.24])
     """
-    split_s = step.per_context_token_s * context
     if not (unsplit and step.per_unsplit_token_s):
-        return split_s
-    least_s = np.maximum(step.per_unsplit_token_s * longest, UNSPLIT_ROWS * step.per_attended_s * context)
-    return np.asarray(np.maximum(split_s, least_s))
+        return step.per_context_token_s * context
+    whole, unsplit_tokens, rows = unsplit_reads(context, longest)
+    least_s = np.maximum(step.per_unsplit_token_s * unsplit_tokens, step.per_attended_s * rows)
+    return np.asarray(np.maximum(step.per_context_token_s * whole, least_s))
 
 
 def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context_tokens: float) -> Floats:
@@ -65,17 +89,9 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
     """
     step, drafting = parameters.step, parameters.drafting
     tokens, context = batches * (1 + k), batches * context_tokens
-    below = np.minimum(tokens, step.knee_tokens)
     verify_s = (
-        step.base_s
-        + step.per_token_below_knee_s * below
-        + step.per_token_above_knee_s * (tokens - below)
-        + step.experts_s * (1 - (1 - step.expert_share) ** tokens)
-        + step.per_request_s * batches
-        + context_s(step, context, context_tokens, unsplit=k > 0)
+        tokens_s(step, tokens) + step.per_request_s * batches + context_s(step, context, context_tokens, unsplit=k > 0)
     )
-    if step.graph_tokens:
-        verify_s += np.where(tokens > step.graph_tokens, step.no_graph_s, 0.0)
     drafting_s: Floats | float = 0.0
     if passes := drafting.passes(max(parameters.least_passes, k)):
         drafting_s = (

@@ -77,9 +77,11 @@ class EngineParameters:
         speculative_config: Mapping[str, Any] | None = None,
         *,
         max_model_len: int | None = None,
+        kv_blocks: int | None = None,
         drafter_limit: DrafterLimit | None = None,
+        profile_context: int | None = None,
     ) -> EngineParameters:
-        """Return the parameters of a method from a calibration, whose context and head may be other ones."""
+        """Return the parameters of a method from a calibration, of which some may be others."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
         if adaptive and method in MODELLESS:
@@ -98,7 +100,8 @@ class EngineParameters:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len or limits.max_model_len,
-            kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
+            kv_blocks=kv_blocks or max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
+            profile_context=profile_context or PROFILE_CONTEXT,
             adaptive=adaptive,
             drafter_limit=drafter_limit or _limit(calibration, method, config),
             reserves_sequence=True,

@@ -20,7 +20,7 @@ from pathlib import Path
 from backends.launch.ports import free_port
 from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.measure import Result, attack
-from benchmarks.attacks.systems import REPLICAS, SYSTEMS
+from benchmarks.attacks.systems import SYSTEMS
 from benchmarks.process import SYSTEM_CPU, most_files, raise_open_file_limit, upstream
 from benchmarks.systems import System, only_loopback, started
 from benchmarks.table import head, row
@@ -56,7 +56,7 @@ def _attack_all(system: System, names: list[str], folder: Path, hold_s: float) -
         try:
             with (
                 upstream(behind, folder, {"CHUNKS": "16"}, "attacks"),
-                started(system, behind, folder, {SYSTEM_CPU}, REPLICAS) as (port, pid),
+                started(system, behind, folder, {SYSTEM_CPU}) as (port, pid),
             ):
                 while left:
                     name = left.pop(0)

@@ -7,7 +7,6 @@ from pathlib import Path
 from benchmarks.overhead.systems import AUTHORIZATION, KEY, gateway
 from benchmarks.systems import System, litellm, nginx, router
 
-REPLICAS = tuple(f"127.0.0.{number}" for number in range(1, 5))
 POOL = Path(__file__).with_name("pools") / "attacked.yaml"
 _LIMITS = "--max-payload-size 67108864 --request-timeout-secs 120"
 SYSTEMS = (

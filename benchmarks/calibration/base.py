@@ -26,6 +26,7 @@ from scipy.optimize import least_squares
 
 from backends.calibration.base_engines import GRAPH_TOKENS, BaseEngine, BaseModel, base_models
 from backends.calibration.base_engines import base_engines as known_engines
+from backends.calibration.calibration import StepTime
 from backends.calibration.gpus import Precision, gpus
 
 Floats = npt.NDArray[np.float64]
@@ -147,6 +148,12 @@ def by_data_sheet(setup: Setup) -> Floats:
     return np.array([base_ms, experts_ms, token_ms, token_ms, context_ms, 5.0, pair_ms])
 
 
+def constants_ms(known: BaseEngine | StepTime) -> Floats:
+    """Return the same of an engine whose step times are known."""
+    times = (known.base_s, known.experts_s, known.per_token_below_knee_s, known.per_token_above_knee_s)
+    return 1e3 * np.array([*times, 1e3 * known.per_context_token_s, known.no_graph_s, known.per_attended_s])
+
+
 def tpot_ms(constants_ms: Floats, share: float, cells: Cells) -> Floats:
     """Return the time per output token that a setup's constants give for cells."""
     base, experts, token, prompt_token, context, no_graph, pair = constants_ms
@@ -246,11 +253,8 @@ def other_versions(table: Path) -> Iterable[str]:
         there = known_engines().get(setup.name)
         if there is None or setup.engine != "vllm" or there.engine == f"{setup.engine} {setup.version}".strip():
             continue
-        times = (there.base_s, there.experts_s, there.per_token_below_knee_s, there.per_token_above_knee_s)
-        further = (1e3 * there.per_context_token_s, there.no_graph_s, there.per_attended_s)
         assert setup.known is not None
-        predicted = tpot_ms(1e3 * np.array([*times, *further]), setup.known.expert_share, cells)
-        off.append(np.abs(predicted / cells.tpot_ms - 1))
+        off.append(np.abs(tpot_ms(constants_ms(there), setup.known.expert_share, cells) / cells.tpot_ms - 1))
     all_off = np.concatenate(off)
     yield f"*other versions* | vllm | {len(all_off)} | {np.median(all_off):.1%} | {np.quantile(all_off, 0.9):.1%}"
 

@@ -15,7 +15,7 @@ import numpy as np
 from backends.calibration.base_engines import base_engines
 from backends.calibration.load import load_calibration
 from backends.calibration.scaling import scaled
-from benchmarks.calibration.base import read, tpot_ms
+from benchmarks.calibration.base import constants_ms, read, tpot_ms
 
 
 def engines(table: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -31,9 +31,7 @@ def engines(table: Path) -> Iterator[tuple[str, np.ndarray]]:
             if (here.gpu == there.gpu) == (here.precision == there.precision):
                 continue  # both differ, or neither
             step = scaled(load_calibration(here.name), there.gpu, there.precision).step
-            times = (step.base_s, step.experts_s, step.per_token_below_knee_s, step.per_token_above_knee_s)
-            further = (1e3 * step.per_context_token_s, step.no_graph_s, step.per_attended_s)
-            predicted = tpot_ms(1e3 * np.array([*times, *further]), step.expert_share, cells)
+            predicted = tpot_ms(constants_ms(step), step.expert_share, cells)
             what = "GPU" if here.gpu != there.gpu else "precision"
             engine = "same engine" if here.engine == there.engine else "other versions of the engine"
             yield f"another {what}, {engine}", predicted / cells.tpot_ms - 1

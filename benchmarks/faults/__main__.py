@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.faults.injections import INJECTIONS, Injection
 from benchmarks.faults.measure import HEAD, Result, fault_row, measure, sums
 from benchmarks.faults.soak import soak
 from benchmarks.faults.stage import NotStartedError, Stage
-from benchmarks.faults.systems import SYSTEMS, System
+from benchmarks.faults.systems import SYSTEMS
 from benchmarks.process import raise_open_file_limit
-from benchmarks.systems import only_loopback
+from benchmarks.systems import System, only_loopback
 
 
 def main() -> None:
@@ -34,7 +32,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="length of a fault (6) or of the soak (3600)")
     parser.add_argument("--rate", type=float, default=25.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="file to write the results of faults to")
     arguments = parser.parse_args()
     only_loopback()
     raise_open_file_limit()
@@ -63,8 +60,6 @@ async def _run(arguments: argparse.Namespace) -> list[Result]:
                 break
             print(fault_row(result), flush=True)
             results.append(result)
-            if arguments.json is not None:  # after each, in case the next takes the machine with it
-                arguments.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     return results
 
 

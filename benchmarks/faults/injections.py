@@ -20,7 +20,7 @@ from benchmarks.faults.engine import HANG, REFUSE, RESET_ACCEPT, WELL
 from benchmarks.faults.load import meanwhile
 from benchmarks.faults.misbehaviour import ASLEEP, BEHAVIOURS, STANDS_STILL
 from benchmarks.faults.stage import Stage
-from benchmarks.faults.systems import System
+from benchmarks.systems import System
 
 IDLE_CONNECTIONS = 10_000
 RELOADS_PER_S = 50.0

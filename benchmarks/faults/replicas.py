@@ -14,7 +14,7 @@ from pathlib import Path
 
 from backends.launch.ports import free_port
 from benchmarks.faults.engine import LOOK
-from benchmarks.faults.systems import HOSTS
+from benchmarks.systems import HOSTS
 
 _ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,9 @@ from benchmarks.faults.asking import MODEL
 from benchmarks.faults.batches import Batches
 from benchmarks.faults.injections import INJECTIONS, Injection
 from benchmarks.faults.load import ANSWERED, LEFT, REFUSED, SILENT, Load, mixed
-from benchmarks.faults.stage import Stage, total
+from benchmarks.faults.stage import Stage
 from benchmarks.faults.systems import SYSTEMS
+from benchmarks.metrics_page import total
 
 _SYSTEM = "gateway, Redis"
 _NOT_HERE = {"system-kill", "system-restart", "replica-removed", "clock-jumps"}
@@ -105,9 +106,8 @@ async def _watch(stage: Stage, load: Load, samples: list[tuple[float, int]]) -> 
 
 
 def _counts(page: str) -> dict[str, float]:
-    model = f'model="{MODEL}"'
-    counts = {outcome: total(page, "gateway_requests_total", model, f'outcome="{outcome}"') for outcome in _OUTCOMES}
-    return {**counts, "attempts": total(page, "gateway_decisions_total", model)}
+    counts = {each: total(page, "gateway_requests_total", model=MODEL, outcome=each) for each in _OUTCOMES}
+    return {**counts, "attempts": total(page, "gateway_decisions_total", model=MODEL)}
 
 
 def _early_and_late(values: Sequence[float]) -> tuple[float, float]:

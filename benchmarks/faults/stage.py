@@ -19,8 +19,9 @@ from backends.launch.ports import free_port
 from benchmarks.faults.asking import Work
 from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
-from benchmarks.faults.systems import HOSTS, Site, System
+from benchmarks.metrics_page import total
 from benchmarks.process import is_alive, rss_mb, spawned, tree
+from benchmarks.systems import HOSTS, Site, System
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 64
@@ -209,9 +210,13 @@ class Stage:
         async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:
             return (await client.get(f"http://127.0.0.1:{self.port}/metrics")).text
 
+    async def counted(self, series: str, **labels: str) -> float:
+        """Return the sum of a series of the gateway, over the samples that have some labels."""
+        return total(await self.metrics(), series, **labels)
+
     async def in_flight(self) -> float:
         """Return the requests in flight as the gateway and the replicas count them."""
-        own = total(await self.metrics(), "gateway_in_flight") if self.system.name.startswith("gateway") else 0.0
+        own = await self.counted("gateway_in_flight") if self.system.name.startswith("gateway") else 0.0
         return own + await self.replicas.running()
 
     async def until_idle(self, longest_s: float) -> float | None:
@@ -232,18 +237,3 @@ async def until(condition: Callable[[], bool], longest_s: float) -> bool:
             return False
         await asyncio.sleep(_POLL_S)
     return True
-
-
-def total(page: str, series: str, *labels: str) -> float:
-    r"""Return the sum of a series on a metrics page, over the lines that have these labels.
-
-    Examples
-    --------
-    >>> total('a{b="c"} 1.0\na{b="d"} 2.0\nab 4.0', "a"), total('a{b="c"} 1.0\na{b="d"} 2.0', "a", 'b="d"')
-    (3.0, 2.0)
-    """
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in page.splitlines()
-        if line.startswith((f"{series}{{", f"{series} ")) and all(label in line for label in labels)
-    )

@@ -4,53 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks import systems
 from benchmarks.faults.asking import LINES, MODEL
-from benchmarks.systems import WITHOUT_KEY, gateway_command, litellm, nginx, router
+from benchmarks.systems import HOSTS, WITHOUT_KEY, Site, System, gateway_command, litellm, nginx, router
 
-HOSTS = tuple(f"127.0.0.{number}" for number in range(1, 5))
 LINE_HOSTS = ("127.0.0.5", "127.0.0.6")
 """The replicas of the model that batches ask for."""
 ADMIN_KEY = "faults-admin-key"
-
-
-@dataclass(frozen=True, slots=True)
-class Site(systems.Site):
-    """Where a system runs, besides: a folder for what it stores, which gets full, and the URL of a Redis."""
-
-    disk: Path = Path()
-    redis: str = ""
-
-    @property
-    def pool(self) -> Path:
-        """Return the path of the gateway's pool file."""
-        return self.folder / "pool.yaml"
-
-
-@dataclass(frozen=True, slots=True)
-class System(systems.System):
-    """A proxy that can be started.
-
-    Parameters
-    ----------
-    stops_with
-        The signal after which it finishes what it has.
-    reloads
-        Whether it reads its configuration again at SIGHUP.
-    has_state
-        Whether it stores what it learns, and records requests.
-    hosts
-        Addresses of its replicas.
-    """
-
-    stops_with: signal.Signals = signal.SIGTERM
-    reloads: bool = False
-    has_state: bool = False
-    hosts: tuple[str, ...] = HOSTS
 
 
 def gateway(site: Site, policy: str, *, rescue: bool = True, **more: Any) -> list[str]:
@@ -90,7 +51,11 @@ _LITELLM = {
 }  # fmt: skip
 SYSTEMS = (
     System("gateway", lambda site: gateway(site, "least_loaded", state="none"), reloads=True),
-    System("gateway, no rescue", lambda site: gateway(site, "least_loaded", rescue=False, state="none"), reloads=True),
+    System(
+        "gateway, no rescue",
+        lambda site: gateway(site, "least_loaded", rescue=False, state="none"),
+        reloads=True,
+    ),
     System("gateway, Redis", _with_batches, reloads=True, has_state=True, hosts=HOSTS + LINE_HOSTS),
     System(
         "gateway, SQLite",

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.systems import WITHOUT_KEY, Site, System, gateway_command, litellm, nginx, router
 
 POOLS = Path(__file__).with_name("pools")
-KEY = "sk-bench"
+KEY, HOST = "sk-bench", ("127.0.0.1",)
 AUTHORIZATION = (f"authorization: Bearer {KEY}",)
 
 
@@ -19,15 +19,15 @@ def gateway(pool: Path, *, workers: int = 1, build: str = "") -> System:
         return gateway_command(pool, site.port, "--workers", str(workers), installed=installed)
 
     label = f"gateway{' ' if name else ''}{name}, {pool.stem}"
-    return System(label, argv, AUTHORIZATION, "recorder:" in pool.read_text())
+    return System(label, argv, AUTHORIZATION, "recorder:" in pool.read_text(), HOST)
 
 
 _MANY = "keepalive_requests 1000000000;"
 PEERS = (
-    System("nginx", nginx(_MANY, f"keepalive 512; {_MANY}", "", "client_body_buffer_size 2m;", 40_000)),
-    System("vllm-router", router("vllm-router")),
-    System("sglang-router", router("sglang-router")),
-    System("litellm", litellm(WITHOUT_KEY)),
+    System("nginx", nginx(_MANY, f"keepalive 512; {_MANY}", "", "client_body_buffer_size 2m;", 40_000), hosts=HOST),
+    System("vllm-router", router("vllm-router"), hosts=HOST),
+    System("sglang-router", router("sglang-router"), hosts=HOST),
+    System("litellm", litellm(WITHOUT_KEY), hosts=HOST),
 )
 
 

@@ -4,8 +4,8 @@
 
 Each case is a pool of two replicas: of one method with a k that is wrong for its acceptance, or of a method that loses
 and a baseline. The advice comes from the answers of a run with `learned`. The run is then repeated with the advised
-change of the first finding, every request on the same replica as before, and the mean time per output token is compared
-on the replica that changed. A gain is covered if it lies in the stated interval.
+change of the first finding with a gain, every request on the same replica as before, and the mean time per output token
+is compared on the replica that changed. A gain is covered if it lies in the stated interval.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
+from benchmarks import virtual_time
 from benchmarks.table import head, row
-from benchmarks.virtual_time import Arrival, run_fleet
+from benchmarks.virtual_time import Call
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.rooms.advice.finding import Finding
 from gateway.rooms.advice.room import add_learned, positions_of
-from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings
-from policies.policy import Decision
 
 Members = Sequence[tuple[Method, int]]
 
@@ -115,38 +113,26 @@ def play(case: Case, members: Members, seed: int, routed: Sequence[int] | None =
     for replica in replicas:
         replica.accepted = case.accepted
     policy = Learned(LearnedSettings(seed=seed, calibration=case.believed))
-    now_s = 0.0
-    policy.set_clock(lambda: now_s)
-    fleet, index_of = Fleet(replicas, seed), {replica.name: index for index, replica in enumerate(replicas)}
-    rng = np.random.default_rng(seed)
+    fleet, rng = Fleet(replicas, seed), np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(1.0 / case.per_s, case.requests)).tolist()
     prompts = rng.integers(50, 1200, case.requests).tolist()
     lengths = np.maximum(8, rng.lognormal(5.0, 0.6, case.requests)).astype(int).tolist()
-    sent: list[tuple[RequestFeatures, Decision]] = []
-
-    def choose(arrival: Arrival) -> int:
-        nonlocal now_s
-        now_s = arrival.arrived_s
-        if len(sent) % 50 == 0 and (work := policy.maintenance()) is not None:
-            work()
-        features = RequestFeatures(
-            "m",
-            Endpoint.CHAT,
-            temperature=case.temperature,
-            workload=case.kind,
-            template=f"t{len(sent) % 4}",
-            prompt_tokens=arrival.prompt_tokens,
+    calls = [
+        Call(
+            time_s,
+            RequestFeatures(
+                "m",
+                Endpoint.CHAT,
+                template=f"t{number % 4}",
+                prompt_tokens=prompt,
+                workload=case.kind,
+                temperature=case.temperature,
+            ),
+            length,
         )
-        where = replicas if routed is None else [replicas[routed[len(sent)]]]
-        sent.append((features, policy.choose(features, where)))
-        return index_of[sent[-1][1].backend]
-
-    def observe(completion: Completion) -> None:
-        features, decision = sent[completion.request_id]
-        policy.observe(outcome_of(features, decision, completion, replicas[completion.replica].method))
-
-    arrivals = map(partial(Arrival, kind=case.kind, temperature=case.temperature), at_s, prompts, lengths)
-    timeline = run_fleet(fleet, arrivals, choose, observe)
+        for number, (time_s, prompt, length) in enumerate(zip(at_s, prompts, lengths, strict=True))
+    ]
+    timeline, decisions = virtual_time.play(policy, fleet, calls, 50, routed)
     backends = []
     for number, replica in enumerate(replicas):
         counters = fleet.counters(number)
@@ -155,7 +141,8 @@ def play(case: Case, members: Members, seed: int, routed: Sequence[int] | None =
             BackendEvidence(replica.name, replica.method, replica.num_speculative_tokens, positions=positions)
         )
     evidence = add_learned(ModelEvidence("m", tuple(backends)), policy, replicas)
-    return Played([index_of[decision.backend] for _, decision in sent], timeline.tpot_s, evidence)
+    index_of = {replica.name: index for index, replica in enumerate(replicas)}
+    return Played([index_of[decision.backend] for decision in decisions], timeline.tpot_s, evidence)
 
 
 def advised(finding: Finding) -> tuple[Method, int]:
@@ -182,12 +169,11 @@ def main() -> None:
     for case in CASES:
         for seed in range(arguments.seeds):
             before = play(case, case.members, seed)
-            findings = advise(before.evidence)
-            if not findings:
+            gains = [(each, each.gain) for each in advise(before.evidence) if each.gain is not None]
+            if not gains:
                 print(row(case.name, seed, "nothing", *[""] * 3), flush=True)
                 continue
-            finding, gain = findings[0], findings[0].gain
-            assert gain is not None
+            finding, gain = gains[0]
             number, member = int(finding.backend.rpartition("-")[2]), advised(finding)
             gained = measure(case, before, number, member, seed)
             inside = gain.low <= gained <= gain.high

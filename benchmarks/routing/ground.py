@@ -17,7 +17,6 @@ import numpy as np
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
-from benchmarks.routing.learning import Learning, learning_of
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.simulate import replay
@@ -28,6 +27,7 @@ from policies.learned.settings import LearnedSettings
 from policies.learned.thresholds import rules_of
 from policies.policy import Policy, policies
 from policies.rules.policy import ThresholdSettings
+from policies.statistics import Key, Sums
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
 LONGEST_TOKENS = 1024
@@ -60,6 +60,10 @@ POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
 MIXES = ("even", "code", "chat", "templates")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
 """Shares of the pool's throughput with full batches (`capacity`)."""
+
+
+Learning = Mapping[str, Mapping[Key, Sums]]
+"""What `learned` has learned: sums by table and key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +224,15 @@ def prepare(ground: Ground, pool: str) -> None:
     policy = Learned(LearnedSettings(seed=99))
     specs = pool_of(pool)
     replay(specs, timed(ground, task, requests), policy)
-    ground.warm[pool] = learning_of(policy)
+    ground.warm[pool] = {name: policy.statistics.buckets(table) for name, table in policy.statistics.tables.items()}
     ground.distilled[pool] = distilled_rules(policy, specs)
+
+
+def teach(policy: Learned, learning: Learning) -> None:
+    """Load what another policy has learned into a policy, as if other gateways had just observed it."""
+    policy.set_clock(lambda: 0.0)
+    for name in policy.statistics.tables:
+        policy.statistics.set_others_of(name, 0, learning[name])
 
 
 def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdSettings:

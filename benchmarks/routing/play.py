@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.routing.ground import POOLS, Ground, Task, bare, pool_of, prepare, run_of
-from benchmarks.routing.learning import teach
+from benchmarks.routing.ground import POOLS, Ground, Task, bare, pool_of, prepare, run_of, teach
 from lab.simulation.simulate import replay
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings

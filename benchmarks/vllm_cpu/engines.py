@@ -1,4 +1,4 @@
-"""One real engine at a time: the replicas of pool.yaml, and one with a draft model."""
+"""One real engine at a time: the replicas of pool.yaml."""
 
 from __future__ import annotations
 
@@ -11,31 +11,15 @@ from typing import Any
 from backends.launch.supervisor import Launcher
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.service.replicas import plan
 
 POOL = Path(__file__).with_name("pool.yaml")
-DRAFT = {
-    "method": "draft_model",
-    "speculative_config": {"model": ".cache/tiny-models/draft", "num_speculative_tokens": 4},
-}
 METHODS = (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Method.EAGLE)
-
-
-def pool() -> PoolSettings:
-    """Return the pool file's settings, with a replica `draft` added."""
-    settings = load_pool(POOL)
-    model = settings.models["tiny"]
-    like = model.backends["plain"].model_dump(exclude_unset=True)
-    draft = BackendSettings.model_validate({**like, **DRAFT})
-    return settings.model_copy(
-        update={"models": {"tiny": model.model_copy(update={"backends": {**model.backends, "draft": draft}})}}
-    )
 
 
 def speculative_config(method: Method) -> Mapping[str, Any]:
     """Return the speculative config of a method's replica."""
-    for backend in pool().models["tiny"].backends.values():
+    for backend in load_pool(POOL).models["tiny"].backends.values():
         if backend.method is method:
             config = backend.speculative_config
             return {} if config is None else config.model_dump(exclude_unset=True, exclude={"method"})
@@ -51,7 +35,7 @@ async def running(method: Method) -> AsyncIterator[str]:
     LaunchError
         If the engine does not start.
     """
-    settings = pool()
+    settings = load_pool(POOL)
     model = settings.models["tiny"]
     alone = {name: each for name, each in model.backends.items() if each.method is method}
     settings = settings.model_copy(update={"models": {"tiny": model.model_copy(update={"backends": alone})}})

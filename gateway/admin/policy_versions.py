@@ -7,6 +7,7 @@ Each model has three documents: `MODEL/rules`, with a version per distillation; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -73,9 +74,11 @@ class PolicyVersions:
         self.documents.unwatch(self._document("thaw"))
 
     def pin(self) -> Pin:
-        """Return the current pin."""
+        """Return the current pin; none if there is none that can be read."""
         document = self.documents.get(self._document("pin"))
-        return Pin() if document is None else Pin.model_validate_json(document.text)
+        with contextlib.suppress(ValidationError):
+            return Pin() if document is None else Pin.model_validate_json(document.text)
+        return Pin()
 
     def rules(self, version: int | None = None) -> Document:
         """Return one version of the rules, the latest by default."""

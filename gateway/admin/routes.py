@@ -73,9 +73,7 @@ def admin_router(gateway: Gateway) -> APIRouter:
                     if (queue := gateway.relay.queues.get(name)) is None
                     else {"waiting": queue.waiting, "waiting_bytes": queue.waiting_bytes},
                     "backends": {
-                        backend.name: _describe(gateway, backend)
-                        | _drafter(gateway, backend)
-                        | dict(launched.get(f"{name}/{backend.name}", {}))
+                        backend.name: _describe(gateway, backend) | dict(launched.get(f"{name}/{backend.name}", {}))
                         for backend in gateway.pool.of(name)
                     },
                 }
@@ -149,6 +147,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
             "acceptance": backend.engine.acceptance.at(time.monotonic()),  # over the last minute
             "age_s": round(time.monotonic() - load.at_s, 3),
         },
+        "drafter_silent": _silence(gateway, backend),
     }
 
 
@@ -160,19 +159,18 @@ def _tokens_per_step(gateway: Gateway, backend: Backend) -> dict[str, Any] | Non
     return {name: round(value, 4) for name, value in figures.items()} | {"differs": backend.difference is not None}
 
 
-def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:
+def _silence(gateway: Gateway, backend: Backend) -> dict[str, Any] | None:
     """Return the silence of a backend's drafter, if it is silent."""
     detector = gateway.models[backend.model].detector
     silence = None if detector is None else detector.silent.get(backend.name)
-    shown = None
-    if silence is not None:
-        shown = {
-            "cause": silence.cause,
-            "since_s": round(silence.since_s, 3),
-            "expected_tokens_per_step": round(silence.expected, 3),
-            "tokens_per_step": round(silence.observed, 3),
-        }
-    return {"drafter_silent": shown}
+    if silence is None:
+        return None
+    return {
+        "cause": silence.cause,
+        "since_s": round(silence.since_s, 3),
+        "expected_tokens_per_step": round(silence.expected, 3),
+        "tokens_per_step": round(silence.observed, 3),
+    }
 
 
 async def _reloaded(gateway: Gateway, *, dry_run: bool = False, trial: Trial | None = None) -> list[str]:

@@ -6,6 +6,7 @@ the text, or in the environment, are replaced before.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -36,7 +37,7 @@ _LEAST_PORT, _MOST_PORT = 80, 65_535
 
 _ASSIGNED: Final = re.compile(r"""(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=("[^"]*"|'[^']*'|\([^)]*\)|[^\s;]*)""")
 _LOOP: Final = re.compile(r"\bfor\s+(\w+)\s+in\s+([^;\n]+)")
-_NUMBERS: Final = re.compile(r"\{(\d+)\.\.(\d+)\}|(?:\$\(|`)seq\s+(\d+)\s+(\d+)[)`]")
+_NUMBERS: Final = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}|(?:\$\(|`)seq\s+(\d{1,9})\s+(\d{1,9})[)`]")
 _REFERENCE: Final = re.compile(r"\$\{(\w+)(?:\[[^\]]*\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\bos\.environ/(\w+)")
 _SUM: Final = re.compile(r"\$\(\(([^()]*)\)\)")
 _COMMAND: Final = re.compile(r"\$\((?!seq )[^()]*\)")
@@ -139,7 +140,7 @@ def _chosen(values: Mapping[str, str], match: re.Match[str]) -> str:
 
 def _summed(match: re.Match[str]) -> str:
     text = match[1].replace(" ", "")
-    if not re.fullmatch(r"[\d+*-]+", text):
+    if not re.fullmatch(r"[\d+*-]{1,40}", text):
         return "\0sum\0"
     return str(sum(math.prod(map(int, term.split("*"))) for term in re.findall(r"[+-]?\d+(?:\*\d+)*", text)))
 
@@ -179,5 +180,6 @@ def _paired(form: str, number: int, parts: _Parts) -> Iterator[str]:
 
 
 def _checked(scheme: str, host: str, port: str) -> Iterator[str]:
-    if host not in _EVERYWHERE and (not port or 0 < int(port) <= _MOST_PORT):
-        yield address(f"{scheme}://{host}{port and f':{port}'}")
+    with contextlib.suppress(ValueError):  # what only looks like an address
+        if host not in _EVERYWHERE and (not port or 0 < int(port) <= _MOST_PORT):
+            yield address(f"{scheme}://{host}{port and f':{port}'}")

@@ -7,6 +7,7 @@ register theirs through the entry point group `speculation_gateway.commands`; ea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from backends import background
 from gateway import rooms
 from gateway.cli.check import check, schema
 from gateway.cli.explain import explain
@@ -47,7 +49,12 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the installed command `gateway`."""
-    app()
+    try:
+        app()
+    except OSError as error:  # as of a full disk below standard output
+        background.leave_stdout()
+        say(f"gateway: {error}", err=True)
+        sys.exit(1)
 
 
 def _print_version(requested: bool) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+from json import dumps
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
-from backends.files.regular import read_file
 from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, terminal_columns
+from gateway.cli.given import read_given
 from gateway.cli.output import AsJson, say, say_json
 
 _MOST_BYTES = 64 << 20
@@ -38,16 +38,16 @@ def explain(
     import orjson
 
     admin = Admin(url, admin_key)
-    is_file = request == "-" or Path(request).suffix == ".json"
-    if is_file:
-        body = _read(request)
+    fields: Any = {"messages": [{"role": "user", "content": request}]}
+    if request == "-" or Path(request).suffix == ".json":
+        body = read_given(request, _MOST_BYTES)
+        try:
+            fields = orjson.loads(body)
+        except ValueError as error:
+            raise UsageError(f"{request} is not JSON: {error}") from None
     else:
-        asked = {"model": model or _only_model(admin), "messages": [{"role": "user", "content": request}]}
-        body = orjson.dumps(asked | ({} if temperature is None else {"temperature": temperature}))
-    try:
-        fields = orjson.loads(body)
-    except ValueError as error:
-        raise UsageError(f"{request} is not JSON: {error}") from None
+        fields |= {"model": model or _only_model(admin)}
+        body = dumps(fields if temperature is None else fields | {"temperature": temperature}).encode()
     given = fields if isinstance(fields, dict) else {}  # the gateway says what is wrong of anything else
     known = next((path for field, path in _PATHS.items() if field in given), "/v1/chat/completions")
     answer = admin.send("/admin/explain", body, path=path or known)
@@ -56,16 +56,6 @@ def explain(
         say_json(answer)
     else:
         say("\n".join(lines))
-
-
-def _read(name: str) -> bytes:
-    try:
-        body = sys.stdin.buffer.read(_MOST_BYTES + 1) if name == "-" else read_file(Path(name), _MOST_BYTES)
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from None
-    if len(body) > _MOST_BYTES:
-        raise UsageError(f"{name} has more than {_MOST_BYTES >> 20} MiB")
-    return body
 
 
 def _only_model(admin: Admin) -> str:

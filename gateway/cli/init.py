@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from backends.validation import UsageError
+from gateway.cli.given import read_given
 from gateway.cli.output import say
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def init(
     nginx -T | gateway init -
     """
     path: Path = config or context.obj
-    if path.exists():
+    if os.path.exists(path):
         raise UsageError(f"cannot write {path}: it exists; give another name with --config")
     if sources:
         text, summary = _of_engines(sources, api_key, wait_s if wait else None)
@@ -73,7 +74,7 @@ def init(
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
+        reason = ": ".join(filter(None, (error.filename, error.strerror)))
         raise UsageError(f"cannot write {path}: {reason}; give another name with --config") from None
     say(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
 
@@ -99,7 +100,7 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
     hint = "".join(_hints(silent, wait_s))
     if len(silent) == len(engines):
         raise UsageError(f"none of these can be used{hint}")
-    key = Variable.of("VLLM_API_KEY") if api_key else None
+    key = Variable("${VLLM_API_KEY}") if api_key else None
     heard = [each for each in engines if each not in silent]
     models, notes = _models(heard, key)
     place = ("models", *models, "backends") if len(models) == 1 else ("models",)
@@ -112,10 +113,9 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
         notes.append(((), f"Not taken over: {kept}. Keys, limits, weights and timeouts: docs/configuration.md."))
     choice = [*_choice(models, heard)]
     notes += [(("models",), line) for line in choice]
-    settings = {"server": {"host": "127.0.0.1", "port": 8080}, "keys": [{"name": "engines", "key": key}]}
-    text = pool_text(
-        {name: settings[name] for name in settings if key or name != "keys"} | {"models": models}, notes, [_HEAD]
-    )
+    keyed = {"keys": [{"name": "engines", "key": key}]} if key else {}
+    settings = {"server": {"host": "127.0.0.1", "port": 8080}, **keyed, "models": models}
+    text = pool_text(settings, notes, [_HEAD])
     check_text(text)
     if silent:
         say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
@@ -183,8 +183,8 @@ def _named(sources: list[str]) -> Addresses:
         named.search(" ".join(sources), "the flags")
         sources = []
     for each in sources:
-        if each == "-" or ("://" not in each and (Path(each).exists() or Path(each).suffix in _SUFFIXES)):
-            named.search(_text_of(each), Path(each).name)
+        if each == "-" or ("://" not in each and (os.path.exists(each) or Path(each).suffix in _SUFFIXES)):
+            named.search(read_given(each, _MOST_BYTES).decode(errors="replace"), Path(each).name)
         else:
             named.places.setdefault(_address(each), "")
     for url in list(named.places):
@@ -200,15 +200,6 @@ def _named(sources: list[str]) -> Addresses:
             "http://10.0.0.1:8000. What Kubernetes or DNS finds is for `discover` (docs/operate.md#discovery)"
         )
     return named
-
-
-def _text_of(name: str) -> str:
-    from backends.files.regular import read_text
-
-    try:
-        return sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(Path(name), _MOST_BYTES)
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from None
 
 
 def _is_private(url: str) -> bool:

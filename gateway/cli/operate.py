@@ -38,8 +38,9 @@ def drain(
     )
     if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
         say(f"warning: no other replica of {model} is up: its requests are refused", err=True)
-    while wait and (each := admin.get("/admin/pool")["models"][model]["backends"].get(backend)):
-        if not each["in_flight"] + each["others"]:
+    while wait and (found := admin.get("/admin/pool")["models"].get(model)):
+        each = found["backends"].get(backend)
+        if each is None or not each["in_flight"] + each["others"]:
             break
         time.sleep(_POLL_S)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
-
 from backends.validation import Issue, Path, did_you_mean
 from gateway.config.urls import address
 
 
 def pool_issues(pool: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield every conflict in `pool`, which may be unchecked data or validated settings."""
+    """Yield every conflict in the unchecked data of a pool."""
     models = {str(name): _fields(model) for name, model in _fields(pool.get("models")).items()}
     yield from _name_issues(models)
     yield from _address_issues(models)
@@ -60,10 +58,10 @@ def _key_issues(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
     secrets: dict[str, int] = {}
     for index, item in enumerate(keys):
         entry = _fields(item)
-        name, secret = entry.get("name"), _secret(entry.get("key") if entry else item)
+        name, secret = entry.get("name"), entry.get("key") if entry else item
         if isinstance(name, str) and names.setdefault(name, index) != index:
             yield Issue(("keys", index, "name"), f"already the name of keys[{names[name]}]", "choose another")
-        if secret and secrets.setdefault(secret, index) != index:
+        if isinstance(secret, str) and secret and secrets.setdefault(secret, index) != index:
             path: Path = ("keys", index, "key") if entry else ("keys", index)
             yield Issue(path, f"the same key as keys[{secrets[secret]}]", "each entry needs its own key")
         for position, model in enumerate(_items(entry.get("models"))):
@@ -74,17 +72,9 @@ def _key_issues(keys: list[Any], models: Mapping[str, Mapping[str, Any]]) -> Ite
 
 
 def _fields(value: object) -> Mapping[str, Any]:
-    """Return the items of a mapping or the fields of a validated model; empty for anything else."""
-    if isinstance(value, BaseModel):
-        return vars(value)
+    """Return the items of a mapping; empty for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _secret(value: object) -> str:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return value if isinstance(value, str) else ""

@@ -19,20 +19,9 @@ _REFERENCE = re.compile(r"(?<!\$)\$\{(\w+)\}")
 
 
 class Variable(str):
-    """A reference to an environment variable, `${NAME}`; in any other text, `${` is escaped.
-
-    Examples
-    --------
-    >>> Variable.of("VLLM_KEY")
-    '${VLLM_KEY}'
-    """
+    """A reference to an environment variable, `${NAME}`; in any other text, `${` is escaped."""
 
     __slots__ = ()
-
-    @classmethod
-    def of(cls, name: str) -> Variable:
-        """Return the reference to the variable `name`."""
-        return cls(f"${{{name}}}")
 
 
 def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], head: Sequence[str]) -> str:
@@ -68,10 +57,7 @@ def check_text(text: str) -> None:
     except ValidationError as error:
         issues += issues_of(error, PoolSettings)
     if issues:
-        raise UsageError(
-            "no valid pool file comes of it:\n"
-            + "\n".join(f"  {'.'.join(map(str, i.path))}: {i.message}{f'; {i.hint}' if i.hint else ''}" for i in issues)
-        )
+        raise UsageError("\n  ".join(["no valid pool file comes of it:", *map(str, issues)]))
 
 
 def _nearest(settings: Any, path: Path) -> Path:

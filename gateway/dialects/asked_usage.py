@@ -95,45 +95,35 @@ class StreamHabits:
         found = [_FINGERPRINT.search(event) for event in events_of(events) if _FINISH in event]
         self.fingerprint = found[-1][0] if found and found[-1] is not None else b""
 
+    def hide(self, data: bytes) -> bytes:
+        r"""Return complete events of a stream that was asked for its usage as those of one that was not.
 
-class HiddenUsage:
-    r"""Makes the events of a stream that was asked for its usage those of one that was not.
-
-    Examples
-    --------
-    >>> habits = StreamHabits()
-    >>> habits.fingerprint = b',"system_fingerprint":"v1"'
-    >>> hidden = HiddenUsage(habits)
-    >>> hidden.take(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: {"choices":[],"usage":{"x":1}}\n\n')
-    b'data: {"choices":[{"finish_reason":"stop"}],"system_fingerprint":"v1"}\n\n'
-    """
-
-    def __init__(self, habits: StreamHabits) -> None:
-        self._habits = habits
-
-    def take(self, data: bytes) -> bytes:
-        """Return what the client gets of complete events."""
-        if USAGE_FIELD in data or (_FINISH in data and self._habits.fingerprint):
+        Examples
+        --------
+        >>> habits = StreamHabits()
+        >>> habits.fingerprint = b',"system_fingerprint":"v1"'
+        >>> habits.hide(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: {"choices":[],"usage":{"x":1}}\n\n')
+        b'data: {"choices":[{"finish_reason":"stop"}],"system_fingerprint":"v1"}\n\n'
+        """
+        if USAGE_FIELD in data or (_FINISH in data and self.fingerprint):
             return b"".join([self._shown(event) for event in events_of(data)])
         return data
 
     def _shown(self, event: bytes) -> bytes:
         if USAGE_FIELD in event:
             event = self._without_usage(event)
-        fingerprint = self._habits.fingerprint
-        if _FINISH in event and fingerprint and _FINGERPRINT.search(event) is None:
+        if _FINISH in event and self.fingerprint and _FINGERPRINT.search(event) is None:
             last = event.rfind(b"}")
-            return event[:last] + fingerprint + event[last:]
+            return event[:last] + self.fingerprint + event[last:]
         return event
 
     def _without_usage(self, event: bytes) -> bytes:
         """Return an event without usage: nothing, if that is all it has."""
-        habits = self._habits
-        if habits.has_nulls and _NO_USAGE.search(event) is not None:
+        if self.has_nulls and _NO_USAGE.search(event) is not None:
             return event
         if b'"choices"' not in event or _NO_CHOICES.search(event) is not None:
-            if habits.fingerprint and (found := _FINGERPRINT.search(event)) is not None:
-                habits.fingerprint = found[0]
+            if self.fingerprint and (found := _FINGERPRINT.search(event)) is not None:
+                self.fingerprint = found[0]
             return b""
         before, _, after = event.partition(USAGE_FIELD)
         try:
@@ -143,7 +133,7 @@ class HiddenUsage:
         except (ValueError, RecursionError):
             return event
         after = text[end:].encode()
-        if habits.has_nulls:
+        if self.has_nulls:
             return before + USAGE_FIELD + b" " * begin + b"null" + after
         if (kept := before.rstrip(b" ")).endswith(b","):
             return kept[:-1] + after

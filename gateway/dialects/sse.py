@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import orjson
 
-from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage, StreamHabits
+from gateway.dialects.asked_usage import USAGE_FIELD, StreamHabits
 from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
@@ -68,9 +68,8 @@ class EventStream:
         self.events = 0  # events passed on
         self.deltas = 0  # events that carry output, if the endpoint marks them; else 0 (see `content_chunks`)
         self.watcher: EventWatcher | None = None  # sees the events before the client; None for no watcher
-        # Takes out what the client did not ask for, after they have been counted; None if the gateway asked for
-        # nothing.
-        self.hidden: HiddenUsage | None = None
+        # Hide what the client did not ask for, after it has been counted; None if the gateway asked for nothing.
+        self.habits: StreamHabits | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
@@ -80,7 +79,8 @@ class EventStream:
             self._has_cr = _CR_ENDS_LINE.match(data) is not None
         if self._has_cr:
             data = data.replace(b"\r", b"\n")
-        if data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
+        is_one = _is_one_event(data)
+        if not is_one and data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
             lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
             end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
             if len(data) - end <= _HOLD_LIMIT_BYTES:
@@ -89,8 +89,9 @@ class EventStream:
                     return data
             else:
                 self.ending.has_gaps = True
-        events = count_events(data)
-        goes_on = data.count(self._goes_on) == events
+        events = 1 if is_one else count_events(data)
+        # Near its end, where an event has it.
+        goes_on = data.rfind(self._goes_on) > 0 if is_one and self._goes_on else data.count(self._goes_on) == events
         if not goes_on:
             data = self._read_ending(data)
             if not data:
@@ -102,9 +103,9 @@ class EventStream:
         if self._marker is not None:
             self.deltas += data.count(self._marker)
         self._recent.append(data)
-        if self.hidden is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
+        if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
             return data
-        return self.hidden.take(data)
+        return self.habits.hide(data)
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
@@ -140,7 +141,7 @@ class EventStream:
 
     def hide_usage(self, habits: StreamHabits) -> None:
         """Take out the usage, which the client did not ask for."""
-        self.hidden = HiddenUsage(habits)
+        self.habits = habits
 
     def restart(self) -> None:
         """Drop what the client has not got: another engine goes on with the stream."""
@@ -187,9 +188,13 @@ def count_events(data: bytes) -> int:
     >>> count_events(b"data: 1\n\n"), count_events(b"event: a\ndata: 1\n\n:\n\n"), count_events(b"data: 1\r\n\r\n")
     (1, 2, 1)
     """
-    if data.find(b"\n") == len(data) - 2 and data[-1] == _LF:
+    if _is_one_event(data):
         return 1
     return data.count(b"\n\n") or data.count(b"\r\n\r\n")
+
+
+def _is_one_event(data: bytes) -> bool:
+    return data.find(b"\n") == len(data) - 2 and data[-1] == _LF
 
 
 def is_event_stream(data: bytes) -> bool:

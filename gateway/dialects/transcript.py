@@ -50,26 +50,17 @@ def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcrip
     >>> read_answer(Endpoint.CHAT, b'{"choices": [{"message": {"content": "Hello"}}]}', stream=False).text
     'Hello'
     """
-    transcript = Transcript()
+    transcript, read = Transcript(), _READERS.get(endpoint, _read_choice)
     for document in documents_of(answer, stream=stream):
-        _read(transcript, endpoint, document)
+        read(transcript, document)
     return transcript
 
 
 def read_document(endpoint: Endpoint, document: dict[str, Any]) -> Transcript:
     """Return the transcript of an answer that is one parsed JSON document."""
     transcript = Transcript()
-    _read(transcript, endpoint, document)
+    _READERS.get(endpoint, _read_choice)(transcript, document)
     return transcript
-
-
-def _read(transcript: Transcript, endpoint: Endpoint, document: dict[str, Any]) -> None:
-    if endpoint is Endpoint.MESSAGES:
-        _read_message(transcript, document)
-    elif endpoint is Endpoint.RESPONSES:
-        _read_response(transcript, document)
-    else:
-        _read_choice(transcript, document)
 
 
 def documents_of(answer: bytes, *, stream: bool) -> Iterator[dict[str, Any]]:
@@ -147,6 +138,9 @@ def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
         for part in dicts(item.get("content")):
             transcript.add(part.get("text"))
         transcript.add(item.get("arguments"))
+
+
+_READERS = {Endpoint.MESSAGES: _read_message, Endpoint.RESPONSES: _read_response}
 
 
 def dicts(value: object) -> list[dict[str, Any]]:

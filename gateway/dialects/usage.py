@@ -66,19 +66,14 @@ class Usage:
         >>> usage.ignored, usage.output_tokens
         (('output_tokens',), None)
         """
-        prompt, output, cached, accepted = (
-            self.prompt_tokens,
-            self.output_tokens,
-            self.cached_tokens,
-            self.accepted_tokens,
-        )
+        prompt, cached = self.prompt_tokens, self.cached_tokens
         if prompt is not None and prompt > prompt_tokens:
             self._ignore("prompt_tokens")
-        if output is not None and output > output_tokens:
+        if self.output_tokens is not None and self.output_tokens > output_tokens:
             self._ignore("output_tokens")
         if cached is not None and prompt is not None and cached > prompt:
             self._ignore("cached_tokens")
-        if accepted is not None and accepted > output_tokens:
+        if self.accepted_tokens is not None and self.accepted_tokens > output_tokens:
             self._ignore("accepted_tokens")
 
     def _ignore(self, name: str) -> None:

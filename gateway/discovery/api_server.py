@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -37,6 +38,13 @@ _MOST_BYTES = 32 * 2**20
 """Of one page of a list, and of one event."""
 _MOST_FILE_BYTES = 2**20
 _TIMEOUT = httpx.Timeout(10.0, read=_WATCH_S + 30.0)
+_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""A server that has vanished is missed after half a minute. A watch tells nothing: it may be silent for minutes."""
 _GONE = 410
 UNEXPECTED = ValueError, LookupError, TypeError, AttributeError
 """What is raised by reading an object that lacks something, or has it in another form."""
@@ -70,7 +78,7 @@ class ApiServer:
         return httpx.AsyncClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {token}"},
-            verify=tls or False,
+            transport=httpx.AsyncHTTPTransport(verify=tls or False, trust_env=False, socket_options=_ALIVE),
             timeout=_TIMEOUT,
             trust_env=False,
         )

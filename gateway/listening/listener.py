@@ -203,9 +203,10 @@ def open_sockets(
     for name, (host, port, options) in wanted.items():
         try:
             opened = passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for a name that cannot be one
+            reason = error.strerror if isinstance(error, OSError) else "no such name"
             raise ListenError(
-                f"cannot listen on {host} port {port}: {error.strerror}\nChoose another with {options}, or stop the "
+                f"cannot listen on {host} port {port}: {reason}\nChoose another with {options}, or stop the "
                 "program that listens there; of two gateways with server.reuse_port, the second takes over."
             ) from None
         if opened.getsockname() in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backends import background
@@ -14,6 +14,7 @@ from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.exchange import Exchange
 from gateway.relay.failover import answerable
+from gateway.relay.limits import TOO_MANY
 from gateway.relay.observers import LocationObserver, Observer, follow
 from gateway.relay.roles import Refused, Reply, Sender
 from gateway.relay.waiting.queue import rank_of
@@ -23,10 +24,16 @@ from gateway.routing.router import SMALL_BYTES
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
+_now_s: Final = time.perf_counter
+_monotonic_s: Final = time.monotonic
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
-_NOTHING: Final[Mapping[str, object]] = {}
+_NOTHING: Final[dict[str, object]] = {}
 _RELAYED: Final = Sender()
+
+_PERIOD_S: Final = 0.05
+_PERIODS: Final = 10
+"""For how long, and in which steps, a request waits for a place of its key that a peer may have left already."""
 
 
 def begin(
@@ -48,18 +55,56 @@ def begin(
         Names of backends that have no room for the request.
     """
     request_id = request.request_id or relay.new_request_id()
-    delivery = Delivery(reply, request, request_id, time.perf_counter(), [*observers])
+    delivery = Delivery(reply, request, request_id, _now_s(), [*observers])
     try:
         relay.limits.enter(request.client)
     except GatewayError as error:
-        _refuse(relay, delivery, sender, error)
+        if error.code == TOO_MANY and relay.limits.wait(request.client):
+            turn = _Turn(relay, None)
+            reply.answered_by(turn)
+            background.start("requests", _enter_later(turn, delivery, body, reply, sender, closed))
+        else:
+            _refuse(relay, delivery, sender, error)
         return
+    _admit(relay, delivery, body, reply, sender, closed)
+
+
+async def _enter_later(
+    turn: _Turn, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> None:
+    """Admit a request once its key has a place, or refuse it when peers have reported and still leave none."""
+    relay, client = turn.relay, delivery.request.client
+    try:
+        for left in range(_PERIODS, 0, -1):
+            await asyncio.sleep(_PERIOD_S)
+            if not turn.is_open:
+                return
+            try:
+                relay.limits.enter(client)
+            except GatewayError as error:
+                if left > 1 and error.code == TOO_MANY:
+                    continue
+                turn.end()
+                _refuse(relay, delivery, sender, error)
+            else:
+                turn.end()
+                _admit(relay, delivery, body, reply, sender, closed)
+            return
+    finally:
+        relay.limits.wait_no_longer(client)
+
+
+def _admit(
+    relay: RelayContext, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> None:
+    """Route a request that has a place; one with a large body in its turn."""
     if len(body) <= SMALL_BYTES:
         _route(relay, delivery, body, reply, sender, closed)
     else:
-        turn = _Turn(relay, request.client)
+        client = delivery.request.client
+        turn = _Turn(relay, client)
         reply.answered_by(turn)
-        relay.turns.add(request.client.id, _route_in_turn(turn, delivery, body, reply, sender, closed))
+        relay.turns.add(client.id, _route_in_turn(turn, delivery, body, reply, sender, closed))
 
 
 def _refuse(relay: RelayContext, delivery: Delivery, sender: Sender, error: GatewayError) -> None:
@@ -73,11 +118,11 @@ def _refuse(relay: RelayContext, delivery: Delivery, sender: Sender, error: Gate
 
 
 class _Turn:
-    """A request whose large body waits to be parsed."""
+    """A request that waits for a place of its key, or for its large body to be parsed."""
 
-    def __init__(self, relay: RelayContext, client: Client) -> None:
+    def __init__(self, relay: RelayContext, client: Client | None) -> None:
         self.relay = relay
-        self._client = client
+        self._client = client  # whose place it has, if any
         self.is_open = True
 
     def end(self) -> None:
@@ -88,7 +133,8 @@ class _Turn:
         """Release the request's place among those of its key."""
         if self.is_open:
             self.is_open = False
-            self.relay.limits.leave(self._client, 0)
+            if self._client is not None:
+                self.relay.limits.leave(self._client, 0)
 
     def pause(self) -> None:
         """Do nothing: nothing is answered."""
@@ -146,7 +192,7 @@ def _routed(
     relay: RelayContext, delivery: Delivery, body: bytes, sender: Sender, closed: tuple[str, ...]
 ) -> tuple[Exchange, int]:
     """Return the exchange of a request, and its rank in the queue."""
-    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, time.monotonic(), 0
+    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, _monotonic_s(), 0
     routed = relay.router.route(request, body, now_s)
     model, queue, rescuer, observers = routed.model, None, None, delivery.observers
     traced = None if relay.reporter is None else relay.reporter.follow(request, delivery.request_id)

@@ -10,7 +10,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.failures import Has
-from gateway.relay.observers import EndedExchange, Observer, tell, tell_answer
+from gateway.relay.observers import EndedExchange, Observer, tell_answer, tell_chunk
 from gateway.relay.roles import Reply, Rescued, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -18,6 +18,7 @@ from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
+_now_s: Final = time.perf_counter
 _OTHER: Final = Endpoint.OTHER
 _NO_HEADERS: Final[HeaderList] = []
 
@@ -81,7 +82,7 @@ class Delivery(EndedExchange):
         if answer.events is not None:
             self.last_s = now_s
             if self.observers:
-                tell(self.observers, lambda observer: observer.on_chunk(data, now_s))
+                tell_chunk(self.observers, data, now_s)
         self._reply.data(data)
 
     def send_whole(
@@ -148,7 +149,7 @@ class Delivery(EndedExchange):
     ) -> None:
         """Record how the exchange ends."""
         self.routed, self.upstream, self.decision = routed, upstream, decision
-        self.status, self.label, self.ended_s = status, label, time.perf_counter()
+        self.status, self.label, self.ended_s = status, label, _now_s()
         if (answer := self.answer) is not None:
             self.usage, self.stream, self.unread_bytes = answer.usage, answer.events, answer.unread_bytes
         if rescued is not None:

@@ -14,6 +14,8 @@ from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 QUIET_S: Final = 70.0
 """Seconds after which the use of a key is no longer reported: its buckets are full again."""
 
+TOO_MANY: Final = "too_many_in_flight"
+
 _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
 
@@ -79,6 +81,7 @@ class _Account:
     is_asked: bool = False  # since the last report
     spent: int = 0  # requests admitted that peers may not know of
     spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
+    waiting: int = 0  # requests without a place while peers may have left one
     told_in_flight: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # what peers may take to be in flight
 
     def begin(self) -> None:
@@ -147,34 +150,46 @@ class Limits:
                     429,
                     f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: "
                     "wait for one to end.",
-                    code="too_many_in_flight",
+                    code=TOO_MANY,
                     retry_after_s=1.0,
                 )
-        now_s = self._clock()
-        for bucket, unit in ((account.requests, "requests"), (account.tokens, "tokens")):
-            if bucket is None:
-                continue
-            wait_s = bucket.wait_s(now_s)
-            if (
-                wait_s == 0.0
-                and self._share < 1.0
-                and bucket is account.requests
-                and not _may_take(account.spent, bucket.level, self._share)
-            ):
-                wait_s = 1.0
-            if wait_s > 0.0:
-                raise GatewayError(
-                    429,
-                    f"Key {client.name!r} is limited to {bucket.per_minute:g} {unit} per minute: "
-                    f"try again in {wait_s:.0f} s.",
-                    code="rate_limit_exceeded",
-                    retry_after_s=wait_s,
-                )
+        if account.requests is not None:
+            self._check(client, account.requests, "requests", account.spent)
+        if account.tokens is not None:
+            self._check(client, account.tokens, "tokens", 0)
         self._in_flight += has_key
         if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
         account.begin()
+
+    def wait(self, client: Client) -> bool:
+        """Return whether a request without a place may wait for one: peers had them all, and may have left some.
+
+        Each call that returns True must be followed by one of `wait_no_longer`.
+        """
+        account, most = self._account(client), client.max_in_flight
+        may_wait = self._share < 1.0 and most is not None and account.in_flight + account.waiting < most
+        account.waiting += may_wait
+        return may_wait
+
+    def wait_no_longer(self, client: Client) -> None:
+        """Count a request that has waited for a place as waiting no longer."""
+        self._account(client).waiting -= 1
+
+    def _check(self, client: Client, bucket: _Bucket, unit: str, spent: int) -> None:
+        """Refuse a request until a bucket has room; `spent` is what peers may not know to be taken from it."""
+        wait_s = bucket.wait_s(self._clock())
+        if wait_s == 0.0 and not _may_take(spent, bucket.level, self._share):
+            wait_s = 1.0
+        if wait_s > 0.0:
+            raise GatewayError(
+                429,
+                f"Key {client.name!r} is limited to {bucket.per_minute:g} {unit} per minute: "
+                f"try again in {wait_s:.0f} s.",
+                code="rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )
 
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""
@@ -219,7 +234,7 @@ class Limits:
                 account.requests = _changed(account.requests, client.requests_per_minute, now_s)
                 account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
                 self._list(client, account)
-            elif not account.in_flight + account.peers_in_flight and key not in _WITHOUT_KEY:
+            elif not account.in_flight + account.peers_in_flight + account.waiting and key not in _WITHOUT_KEY:
                 del self._accounts[key]
                 self._limited.pop(key, None)
 

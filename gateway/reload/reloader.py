@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from backends.speculation import Method
-from backends.validation import Issue, UsageError, issues_of
+from backends.validation import UsageError, issues_of
 from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.gateway import Room, Trial
 from gateway.reload.differences import differences, needs_restart
@@ -123,7 +123,7 @@ class Reloader:
         try:
             trial_of = BackendSettings.model_validate(said)
         except ValidationError as error:
-            raise ReloadError("invalid", "; ".join(map(_line, issues_of(error, BackendSettings)))) from None
+            raise ReloadError("invalid", "; ".join(map(str, issues_of(error, BackendSettings)))) from None
         if trial_of.method is Method.CUSTOM_CLASS:  # whoever may change the pool may not bring code to its machines
             raise ReloadError("refused", "a custom class is code: only the pool file can name it")
         _, before = self._tried.get((model, name), (None, known))
@@ -157,10 +157,6 @@ class Reloader:
             log.info("reload: %s", line)
         self._on_end(cause, "changed" if lines else "unchanged")
         return lines
-
-
-def _line(issue: Issue) -> str:
-    return f"{'.'.join(map(str, issue.path))}: {issue.message}{issue.hint and f' ({issue.hint})'}"
 
 
 _WAY = "method", "speculative_config"

@@ -26,7 +26,7 @@ from gateway.relay.frontend import Current, access_of
 from gateway.reload.series import BesideSeries
 from gateway.routing.gauges import refresh_backends, refresh_policy
 from gateway.routing.keys import Client
-from gateway.service.default_temperature import find_temperature, must_ask
+from gateway.service.default_temperature import follow_temperature, known_temperature
 from policies.roles import Maintained, Work
 
 _TICK_S = 0.5
@@ -219,9 +219,9 @@ class _Tasks:
                 failed = partial(model.fallback.note, model.policy.name, "maintenance")
                 learn = partial(_learn, model.maintained, failed)
                 wanted[id(model.policy)] = partial(background.keep_running, "policies", learn, of=name)
-            if must_ask(self._gateway.settings.models[name]):
-                find = partial(_find_temperature, self._gateway, name)
-                wanted[name] = partial(background.keep_running, "default temperature", find, of=name)
+            if known_temperature(self._gateway.settings.models[name]) is None:
+                follow = partial(follow_temperature, self._gateway, name)
+                wanted[name] = partial(background.keep_running, "default temperature", follow, of=name)
         for key in self._of_models.keys() - wanted.keys():
             self._of_models.pop(key).cancel()
         for key in wanted.keys() - self._of_models.keys():
@@ -272,17 +272,6 @@ async def _tick(gateway: Gateway) -> None:
         refresh(gateway)
 
 
-async def _find_temperature(gateway: Gateway, name: str) -> None:
-    """Set the default temperature of a model to that of its engines, once one of them is up, and after a restart."""
-    pool = gateway.pool
-    while True:
-        temperature = await find_temperature(name, gateway.settings.models[name], pool)
-        gateway.models[name].default_temperature = temperature
-        engines = {backend.name: backend.engine for backend in pool.up(name)}
-        while all(engines.get(backend.name, backend.engine) is backend.engine for backend in pool.up(name)):  # noqa: ASYNC110
-            await asyncio.sleep(_TICK_S)
-
-
 async def _learn(policy: Maintained, failed: Callable[[Exception], None]) -> None:
     """Run a policy's maintenance periodically in a thread; after a failure the previous fit stays in use.
 
@@ -315,20 +304,12 @@ def refresh(gateway: Gateway) -> None:
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             room.tick()
-    for update in (_refresh_models, _refresh_backends):
+    with background.guarded("tick", of="metrics"):
+        for queue in gateway.relay.queues.values():
+            gateway.relay.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
+        refresh_backends(gateway.metrics, gateway.pool)
+    for name, model in gateway.models.items():
         with background.guarded("tick", of="metrics"):
-            update(gateway)
+            model.fallback.count(gateway.metrics, name)
+            refresh_policy(gateway.metrics, model, gateway.pool.of(name))
     gateway.metrics.flush()
-
-
-def _refresh_models(gateway: Gateway) -> None:
-    for name, model in gateway.models.items():
-        model.fallback.count(gateway.metrics, name)
-    for queue in gateway.relay.queues.values():
-        gateway.relay.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
-
-
-def _refresh_backends(gateway: Gateway) -> None:
-    refresh_backends(gateway.metrics, gateway.pool)
-    for name, model in gateway.models.items():
-        refresh_policy(gateway.metrics, model, gateway.pool.of(name))

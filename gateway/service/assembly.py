@@ -32,7 +32,7 @@ from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router, Sent, Slo
 from gateway.routing.series import RequestSeries
 from gateway.routing.sticky import ResponseLocations
-from gateway.service.default_temperature import assumed_temperature, must_ask
+from gateway.service.default_temperature import assumed_temperature, known_temperature
 from gateway.service.stores import open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
@@ -249,7 +249,7 @@ def _policy_after(before: Model, old: ModelSettings, settings: ModelSettings) ->
             except Exception as error:  # noqa: BLE001 -- it begins with nothing, as at a start
                 before.fallback.note(policy.name, "take_over", error)
                 policy = build(settings.policy.name, settings.policy.settings)
-    is_asked = must_ask(old) and must_ask(settings)
+    is_asked = known_temperature(old) is None is known_temperature(settings)
     return policy, before.default_temperature if is_asked else assumed_temperature(settings)
 
 

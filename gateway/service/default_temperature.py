@@ -14,6 +14,7 @@ from backends.calibration.load import load_calibration
 from backends.health import State
 from backends.pool import Pool
 from gateway.config.settings import ModelSettings
+from gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -25,46 +26,44 @@ _POLL_S = 0.5
 
 def known_temperature(settings: ModelSettings) -> float | None:
     """Return the default temperature of a model as settings give it; None if only an engine knows."""
-    given, known = settings.default_temperature, next(_configured(settings), None)
-    if known is None:
-        return given
-    if given not in (None, known):
-        logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known)
-    return known
+    return next(_configured(settings), settings.default_temperature)
 
 
 def assumed_temperature(settings: ModelSettings) -> float:
     """Return the default temperature of a model as settings give it, else vLLM's own default."""
-    known = known_temperature(settings)
+    given, known = settings.default_temperature, known_temperature(settings)
+    if given not in (None, known):
+        logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known)
     return VLLM_DEFAULT if known is None else known
 
 
-def must_ask(settings: ModelSettings) -> bool:
-    """Return whether only an engine knows the default temperature of a model."""
-    return settings.default_temperature is None and next(_configured(settings), None) is None
+async def follow_temperature(gateway: Gateway, model: str) -> None:
+    """Set the default temperature of a model to that of its engines, once one of them is up, and after a restart."""
+    pool = gateway.pool
+    while True:
+        while not pool.up(model):  # noqa: ASYNC110 -- the pool has no event for it
+            await asyncio.sleep(_POLL_S)
+        gateway.models[model].default_temperature = await _asked(model, pool)
+        engines = {backend.name: backend.engine for backend in pool.up(model)}
+        while all(engines.get(backend.name, backend.engine) is backend.engine for backend in pool.up(model)):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
 
-async def find_temperature(model: str, settings: ModelSettings, pool: Pool) -> float:
-    """Wait for an engine of a model, and return its default temperature.
-
-    To be run where `must_ask` says so.
-    """
-    while not pool.up(model):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
-        await asyncio.sleep(_POLL_S)
-    temperature = known_temperature(settings)
+async def _asked(model: str, pool: Pool) -> float:
+    """Return the default temperature that an engine of a model tells, else vLLM's own."""
     for backend in pool.up(model):
-        if temperature is None and backend.health.state is State.UP:  # it may have left while others were asked
-            temperature = await pool.watch(backend).probe.default_temperature()
-    if temperature is None:
-        logger.warning(
-            "%s: no replica reports the temperature it takes by default; %g is assumed. Set default_temperature in the "
-            "pool file if it is another.",
-            model,
-            VLLM_DEFAULT,
-        )
-        return VLLM_DEFAULT
-    logger.info("%s takes temperature %g by default", model, temperature)
-    return temperature
+        if backend.health.state is not State.UP:  # it may have left while others were asked
+            continue
+        if (temperature := await pool.watch(backend).probe.default_temperature()) is not None:
+            logger.info("%s takes temperature %g by default", model, temperature)
+            return temperature
+    logger.warning(
+        "%s: no replica reports the temperature it takes by default; %g is assumed. Set default_temperature in the "
+        "pool file if it is another.",
+        model,
+        VLLM_DEFAULT,
+    )
+    return VLLM_DEFAULT
 
 
 def _configured(settings: ModelSettings) -> Iterator[float]:

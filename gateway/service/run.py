@@ -10,13 +10,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from backends import background
 from backends.http.address import host_and_port
@@ -48,7 +46,6 @@ _DISCOVERY_PAUSE_S = 0.5
 _DISCOVERY_RETRY_S = 30.0
 """After one that failed: its source may tell nothing more for hours."""
 _FLUSH_S = 1.0
-_PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
 
@@ -60,14 +57,14 @@ def serve(
 ) -> int:
     """Serve a pool until SIGTERM or SIGINT; `run_dir` is removed at the end."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
-    manager = ServiceManager()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
-    if settings.server.workers > 1:
-        resource_tracker.ensure_running()  # a process that inherits this
     raise_open_file_limit()
     with contextlib.ExitStack() as stack:
         cleared = stack.enter_context(contextlib.ExitStack())
         cleared.callback(shutil.rmtree, run_dir, ignore_errors=True)
+        manager = ServiceManager()
+        if settings.server.workers > 1:
+            resource_tracker.ensure_running()  # a process that inherits this
         try:
             beside = [address for room in rooms() if (address := room.beside(settings)) is not None]
             opened = open_sockets(settings, manager.sockets, {each.name: each[1:3] for each in beside})
@@ -82,6 +79,15 @@ def serve(
             print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
     logger.info("ended")
     return status
+
+
+def _show(lines: Iterable[str]) -> None:
+    """Print lines; where that is not possible, what is served goes on without."""
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:
+        logger.warning("standard output cannot be written: %s", error)
+        background.leave_stdout()
 
 
 class _Serving:
@@ -121,11 +127,10 @@ class _Serving:
 
     async def run(self) -> int:
         """Start the replicas, serve, and stop the replicas."""
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
-        console.print("\n".join(pool_lines(self._settings)), soft_wrap=True, markup=False)
+        _show(pool_lines(self._settings))
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
         tasks = [
-            background.start("announcement", self._announce(console)),
+            background.start("announcement", self._announce()),
             background.keep_running("tick", self._manager.keep_alive, of="the watchdog"),
             background.keep_running("reloads", self._reloader.run),
             background.keep_running(
@@ -238,21 +243,17 @@ class _Serving:
             self._metrics.flush()
             await asyncio.sleep(_FLUSH_S)
 
-    async def _announce(self, console: Console) -> None:
+    async def _announce(self) -> None:
         """Print the address once all workers accept connections, and how to try it once a replica can answer."""
-
-        def show(lines: list[str]) -> None:
-            console.print("\n".join(lines), soft_wrap=True, markup=False)
-
         await self._started.wait()
         self._manager.say("READY=1")
         addresses = [host_and_port(*each) for each in self._addresses]
-        show(start_lines(self._settings, addresses, self._generated_admin_key))
+        _show(start_lines(self._settings, addresses, self._generated_admin_key))
         if not self._is_ready():
-            show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
+            _show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
         while not self._is_ready():  # noqa: ASYNC110 -- pools of several processes
             await asyncio.sleep(_READY_POLL_S)
-        show(["Try it:", "  " + try_line(self._settings, f"{self._settings.server.scheme}://{addresses[0]}")])
+        _show(["Try it:", "  " + try_line(self._settings, f"{self._settings.server.scheme}://{addresses[0]}")])
 
     def _is_ready(self) -> bool:
         serving = self._gateway or self._workers
@@ -260,18 +261,13 @@ class _Serving:
 
     def _on_launch(self, name: str, text: str) -> None:
         logger.info("%s: %s", name, text)
+        engines = {engine.spec.name: engine for engine in self._launcher.engines}
+        self.keep_logs |= any(engine.restarts > 0 for engine in engines.values())
         launched: dict[str, Mapping[str, Any]] = {}
-        for engine in self._launcher.engines:
-            self.keep_logs |= engine.restarts > 0
-            fields = {
-                "pid": engine.pid,
-                "process": engine.state,
-                "restarts": engine.restarts,
-                "last_exit": engine.last_exit,
-            }
-            for backend in self._replicas.backends:
-                process_name = SIMULATOR if backend.simulated else f"{backend.model}/{backend.name}"
-                if process_name == engine.spec.name:
-                    launched[f"{backend.model}/{backend.name}"] = fields
+        for backend in self._replicas.backends:
+            own_name = f"{backend.model}/{backend.name}"
+            if (engine := engines.get(SIMULATOR if backend.simulated else own_name)) is not None:
+                counts = {"restarts": engine.restarts, "last_exit": engine.last_exit}
+                launched[own_name] = {"pid": engine.pid, "process": engine.state, **counts}
         with background.guarded("engines", of="their list"):
             write_launched(self._run_dir, launched)

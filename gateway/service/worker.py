@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import pickle
 import signal
@@ -19,7 +18,7 @@ from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Trial
 from gateway.listening.listener import listen
-from gateway.reload.reloader import Outcome, ReloadError
+from gateway.reload.reloader import ReloadError
 from gateway.service.assembly import assemble
 from gateway.service.change import prepare
 from gateway.service.server import Server
@@ -53,19 +52,13 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class ReloadWanted:
-    """From a worker: a client asks for a reload at `/admin/reload`."""
+    """From a worker: a client asks for a reload at `/admin/reload`.
+
+    The answers come in the order of the wishes: the lines that have changed, or the `ReloadError`.
+    """
 
     dry_run: bool
     trial: Trial | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadAnswered:
-    """To the worker, in the order of its wishes: the lines that have changed, or why none has."""
-
-    lines: list[str]
-    outcome: Outcome | None = None
-    problem: str = ""
 
 
 class Link:
@@ -134,14 +127,14 @@ class Worker:
             match message:
                 case Configuration():
                     await self._change(message)
-                case ReloadAnswered(lines, outcome, problem):
+                case list() | ReloadError():
                     answer = self._asked.popleft()
                     if answer.done():  # its client has gone
                         continue
-                    if outcome is None:
-                        answer.set_result(lines)
+                    if isinstance(message, list):
+                        answer.set_result(message)
                     else:
-                        answer.set_exception(ReloadError(outcome, problem))
+                        answer.set_exception(message)
 
     async def _ask_reload(self, *, dry_run: bool, trial: Trial | None = None) -> list[str]:
         self._asked.append(asyncio.get_running_loop().create_future())
@@ -184,12 +177,9 @@ async def _work(assignment: Assignment, link: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as stack:
-        for place in assignment.places:
-            opened = place if isinstance(place, socket.socket) else listen(*place, shared=True, checked=True)
-            sockets.append(stack.enter_context(opened))
-        await server.serve_at(*sockets)
+    places = assignment.places
+    sockets = [each if isinstance(each, socket.socket) else listen(*each, shared=True, checked=True) for each in places]
+    await server.serve_at(*sockets)
     for task in tasks:
         task.cancel()
     return 0 if server.started else 1

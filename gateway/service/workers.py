@@ -17,7 +17,7 @@ from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
-from gateway.service.worker import ALIVE_S, Alive, Assignment, Configuration, Link, ReloadAnswered, ReloadWanted, work
+from gateway.service.worker import ALIVE_S, Alive, Assignment, Configuration, Link, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Workers:
             if worker.said is not None and worker.said.problem:
                 problem = f"worker {number} failed ({worker.said.problem})"
         if problem:
-            self._tell(Configuration(before.number + 2, before.settings, before.backends, before.admin_digest))
+            self._tell(replace(before, number=before.number + 2))
             raise ReloadError("failed", f"The settings could not be applied: {problem}.")
 
     def _tell(self, current: Configuration) -> None:
@@ -189,7 +189,6 @@ class Workers:
 
     async def _answer_reload(self, worker: _Worker, wanted: ReloadWanted) -> None:
         try:
-            answer = ReloadAnswered(await self._reload(dry_run=wanted.dry_run, trial=wanted.trial))
+            worker.link.send(await self._reload(dry_run=wanted.dry_run, trial=wanted.trial))
         except ReloadError as error:
-            answer = ReloadAnswered([], error.outcome, error.message)
-        worker.link.send(answer)
+            worker.link.send(error)

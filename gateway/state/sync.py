@@ -65,19 +65,14 @@ class State:
         self._stopping = asyncio.Event()
         self._failures = 0
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the last attempt to reach the store succeeded."""
-        return self._tried.is_set() and self._store is not None and not self._failures
-
     async def start(self) -> None:
         """Begin to synchronise, and wait up to one second for the first read.
 
         The store is not opened if no policy learns and no document is watched.
         """
         self._is_started = True
-        if self._store is not None and (self._ledgers or self.documents.is_watched):
-            self._begin(self._store)
+        self.follow(self._learners)
+        if self._task is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), _START_TIMEOUT_S)
 

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from backends.calibration.calibration import Calibration, Kind
 from backends.calibration.load import load_calibration
+from backends.files.regular import read_file
 from backends.speculation import Method
 from backends.validation import UsageError
 from lab.calibrate.options import CalibrateOptions
-from lab.live.loops import EACH
 from lab.past.fit import fitted
-from lab.past.served import ServedPart
+from lab.past.served import EACH, FEWEST_STEPS, ServedPart
 from lab.report.terminal import report, text_table, write_file
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
@@ -27,7 +27,6 @@ from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20
-_FEWEST_STEPS = 4
 _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
 
@@ -35,9 +34,7 @@ _TURNAROUND_S = 0.002  # of a client
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
     """Yield the closed loops of a file of `gateway replay --live --json`."""
     try:
-        with path.open("rb") as file:
-            document = orjson.loads(file.read(_MOST_BYTES))
-        for loop in document["loops"]:
+        for loop in orjson.loads(read_file(path, _MOST_BYTES))["loops"]:
             if loop["method"] is not None and loop["each"]["steps"]:
                 yield _loop(loop, kind)
     except OSError as error:
@@ -50,9 +47,9 @@ def _loop(run: Mapping[str, Any], kind: Kind) -> ServedPart:
     columns = np.array([run["each"][name] for name in EACH], float)
     columns = columns[:, np.argsort(columns[0])][:, :_MOST_REQUESTS]
     *_, steps, ttft_s, e2e_s = columns
-    columns = columns[:, (steps >= _FEWEST_STEPS) & (e2e_s > ttft_s)]
+    columns = columns[:, (steps >= FEWEST_STEPS) & (e2e_s > ttft_s)]
     if not columns.size:
-        raise ValueError(f"no answer of {run['endpoint']} took {_FEWEST_STEPS} steps")
+        raise ValueError(f"no answer of {run['endpoint']} took {FEWEST_STEPS} steps")
     accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
     k = len(accepted["by_position"])
     return ServedPart(

@@ -23,7 +23,6 @@ def demo(
 
     \b
     gateway demo
-    gateway demo --port 8080
     """
     require("lab", "numba", "duckdb")
     from lab.demo.run import run_demo

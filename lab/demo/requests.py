@@ -6,7 +6,6 @@ import ast
 import functools
 import sysconfig
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -48,17 +47,14 @@ def _edit(random: Random) -> str:
 
 
 @functools.cache
-def _functions() -> tuple[str, ...]:
+def _functions() -> list[str]:
     """Return functions and methods of the standard library as text."""
-    return tuple(_found())
-
-
-def _found() -> Iterator[str]:
-    library = Path(sysconfig.get_path("stdlib"))
+    library, found = Path(sysconfig.get_path("stdlib")), []
     for module in _TEXTS["modules"]:
         source = (library / f"{module}.py").read_text("utf-8")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
                 if len(lines) in _CODE_LINES:
-                    yield textwrap.dedent("\n".join(lines))
+                    found.append(textwrap.dedent("\n".join(lines)))
+    return found

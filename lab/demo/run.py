@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -41,23 +40,13 @@ _MAX_TOKENS = 100
 _INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class DemoGateway:
-    """A running gateway."""
-
-    url: str
-    client: httpx.Client  # for `/admin`, with a key made for this run
-
-    @property
-    def page_url(self) -> str:
-        """Address of the page, with the key behind the `#`, which browsers send nowhere."""
-        return f"{self.url}/dashboard#key={self.client.headers['authorization'].removeprefix('Bearer ')}"
-
-
 @contextmanager
-def running_gateway(port: int, folder: Path) -> Iterator[DemoGateway]:
-    """Run a gateway with the demo's pool until the block ends; its state and log are in a folder."""
-    key, log = secrets.token_hex(16), folder / "gateway.log"
+def running_gateway(port: int, folder: Path, key: str) -> Iterator[httpx.Client]:
+    """Run a gateway with the demo's pool until the block ends; its state and log are in a folder.
+
+    Yields a client for `/admin`, with the key.
+    """
+    log = folder / "gateway.log"
     config = str(resources.files("lab.demo") / "pool.yaml")
     command = [sys.executable, "-m", "gateway", "--config", config, "--port", str(port)]
     with (
@@ -71,13 +60,11 @@ def running_gateway(port: int, folder: Path) -> Iterator[DemoGateway]:
             start_new_session=True,
         ) as process,
     ):
-        url = _url(process, log)
-        with httpx.Client(
-            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60.0, trust_env=False
-        ) as client:
+        headers = {"authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=_url(process, log), headers=headers, timeout=60.0, trust_env=False) as client:
             while not all_up(client):  # of two that are compared, both must be there
                 time.sleep(_POLL_S)
-            yield DemoGateway(url, client)
+            yield client
 
 
 def all_up(client: httpx.Client) -> bool:
@@ -99,20 +86,22 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None:
     """Run a gateway with simulated replicas under chat that turns into code edits and back, and show its page."""
     print("Starting a gateway with five simulated replicas ...", flush=True)
-    with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
-        print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
+    key = secrets.token_hex(16)
+    with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name), key) as client:
+        url = str(client.base_url).rstrip("/")
+        print(f"Open {url}/dashboard#key={key}\nCtrl-C ends it.\n", flush=True)  # browsers send no key behind a #
         if phase_s >= _LEAST_PHASE_S:
             asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "explore": 0, "usual": False}
-            gateway.client.post("/admin/compare/start", json=asked).raise_for_status()
+            client.post("/admin/compare/start", json=asked).raise_for_status()
         trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
             phase, chat_share = _PHASES[number % len(_PHASES)]
             print(f"{number * phase_s:4.0f} s  {phase}: {chat_share:.0%} chat, the rest edits", flush=True)
             write_trace(trace, _requests(chat_share, round(rate * phase_s), Random(number)))
-            options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=(rate,), seed=number)
+            options = ReplayOptions(trace=(trace,), live=(f"demo={url}",), rate=(rate,), seed=number)
             if run_live(options) == _INTERRUPTED:
                 return
-            print(f"{_rules(gateway.client)}\n{_found(gateway.client)}\n", flush=True)
+            print(f"{_rules(client)}\n{_found(client)}\n", flush=True)
 
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:

@@ -23,7 +23,7 @@ from lab.options.shared import slo_bounds
 from lab.replay.comparison import of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
-from lab.replay.page import PageData
+from lab.replay.page import ReplayPage
 from lab.report.terminal import report, write_json
 from lab.simulation.table import Traits
 
@@ -71,7 +71,7 @@ def run_live(options: ReplayOptions) -> int:
     document["verdict"] = "Stopped early: nobody won." if is_undecided else "\n".join(verdicts)
     parts = _said(document, outcomes, slo, sum(load.left_out for load in loads.values()))
     title = f"gateway replay of {', '.join(document['trace'])}"
-    report(title, parts, options.report, lambda: "".join(page.drawn("endpoint") for page in pages.values()))
+    report(title, parts, options.report, lambda: "".join(page.drawn() for page in pages.values()))
     write_json(options.json_file, document)
     if session.stopped:
         return _INTERRUPTED
@@ -102,18 +102,17 @@ async def _send(
         sent.setdefault(condition, {})[name] = outcome, counted
 
 
-def _rows(outcomes: Mapping[str, LiveOutcome]) -> PageData:
+def _rows(outcomes: Mapping[str, LiveOutcome]) -> ReplayPage:
     """Return what the page draws."""
     played = {name: one.replayed()[0] for name, one in outcomes.items()}
     trace = next(iter(outcomes.values())).trace
-    unknown = math.nan
     served = {name: result for name, result in played.items() if len(result.e2e_s)}
     traits = Traits(
         [record.workload for record in trace],
-        np.array([unknown if record.temperature is None else record.temperature for record in trace]),
+        np.array([math.nan if record.temperature is None else record.temperature for record in trace]),
         np.array([record.prompt_tokens for record in trace], np.int64),
     )
-    return PageData(played, traits, of_runs(served, traits))
+    return ReplayPage(played, traits, of_runs(served, traits), "endpoint")
 
 
 def _said(

@@ -8,9 +8,7 @@ from backends.engine_metrics import CountedAcceptance
 from backends.speculation import Method
 from lab.live.session import LiveOutcome
 from lab.live.sweep import Condition
-
-EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
-"""What is measured of each request; `steps` are the chunks, of which each is a step of the engine."""
+from lab.past.served import EACH
 
 
 class Counted(NamedTuple):
@@ -29,7 +27,7 @@ def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dic
             round(record.sent_s - first_s, 6),
             (record.usage and record.usage.prompt_tokens) or outcome.trace[record.index].prompt_tokens,
             record.output_tokens,
-            len(record.chunks_s),
+            len(record.chunks_s),  # each is a step of the engine
             round(record.ttft_s, 6),
             round(record.e2e_s, 6),
         )

@@ -19,13 +19,6 @@ def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
     return settings.model_copy(update={"seed": seed}) if getattr(settings, "seed", 0) is None else settings
 
 
-def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
-    """Return the policy given by `--policy`, else the pool's, else `thresholds`."""
-    if given is not None:
-        return named_reference(given, model)[1]
-    return model.policy if model is not None else _validated({"name": "thresholds"}, "thresholds")
-
-
 def named_reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
     """Return the policy that one `--policy` names, with a title."""
     path = Path(text)

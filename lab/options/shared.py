@@ -99,7 +99,7 @@ Replications = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Replays of other traffic like this, from which the 95% intervals come: each takes as long as the first. "
+        help="Replays of like traffic for the 95% intervals, each as long as the first. "
         " [default: 6 if they take seconds, else 0]",
     ),
 ]

@@ -16,7 +16,7 @@ from lab.past.pool import Means, SimulatedPool
 from lab.report.terminal import text_table
 from lab.simulation.simulate import replay
 from lab.simulation.table import RequestTable
-from lab.statistics import TIMES, Floats
+from lab.statistics import TIMES, Floats, cell
 
 ERROR = 0.10
 """Error of a replica's mean time or time per token beyond which a forecast is not to be relied on."""
@@ -81,10 +81,8 @@ class PastReplay:
         """Return the cells of a replica."""
         cells = [one.name, f"{one.requests:,}"]
         for time, _, factor in TIMES:
-            error = one.error(time)
-            means = one.recorded[time], one.replayed[time]
-            cells += ["-" if value is None else f"{factor * value:.3f}" for value in means]
-            cells.append("-" if error is None else f"{error:+.1%}")
+            cells += [cell(value, factor=factor) for value in (one.recorded[time], one.replayed[time])]
+            cells.append(cell(one.error(time), "+.1%"))
         return cells
 
     def document(self) -> dict[str, Any]:

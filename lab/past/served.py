@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from backends.calibration.batch_schedule import UNSPLIT_ROWS
+from backends.calibration.batch_schedule import unsplit_reads
 from backends.calibration.calibration import Calibration, Kind
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import draft_tokens
@@ -20,6 +20,8 @@ Cost = tuple[str, str]
 """Where a cost is (`step`, or a method; nowhere for the whole request), and its name there."""
 ATTENDED: Cost = ("step", "per_attended_s")
 OUTSIDE: Cost = ("", "outside_s")
+EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
+"""What is known of each request; `steps` are those of the engine that gave tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class ServedPart:
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> ServedPart:
         """Return some of the requests."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
+        return replace(self, **{name: getattr(self, name)[chosen] for name in EACH})
 
     @property
     def tpot_s(self) -> Floats:
@@ -64,10 +66,10 @@ class ServedPart:
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
-_COLUMNS = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
 _TOGETHER, _PARTS = 32, 64  # requests that are looked at together, and how often at most
 
-_FEWEST_STEPS = 4
+FEWEST_STEPS = 4
+"""Of an answer whose time after the first token is looked at."""
 
 
 class StepRows(NamedTuple):
@@ -115,7 +117,7 @@ def _rows(served: ServedPart, load: ServedPart, like: Calibration) -> Iterator[S
     both = {cost: after.get(cost, 0.0) + amount for cost, amount in before.items()}
     for of, seconds, amounts, is_first in (
         (known, served.ttft_s, before, True),
-        (known & (served.steps >= _FEWEST_STEPS), ended_s - first_s, after, False),
+        (known & (served.steps >= FEWEST_STEPS), ended_s - first_s, after, False),
         (~known, served.e2e_s, both, False),
     ):
         if of.any():
@@ -145,7 +147,8 @@ def _amounts(
     own = steps * (1 + like.method(served.method).drafting.verify_share)
     reads = {("step", "per_context_token_s"): context}
     if served.k and step.per_unsplit_token_s:  # of these the longest counts, by the other calibration
-        reads |= {("step", "per_unsplit_token_s"): context / batch, ATTENDED: UNSPLIT_ROWS * context}
+        costs = ("step", "per_context_token_s"), ("step", "per_unsplit_token_s"), ATTENDED
+        reads = dict(zip(costs, unsplit_reads(context, context / batch), strict=True))
         longest_s = np.maximum.reduce([getattr(step, name) * each for (_, name), each in reads.items()])
         reads = {cost: each * (getattr(step, cost[1]) * each >= longest_s) for cost, each in reads.items()}
     amounts = {

@@ -13,7 +13,7 @@ from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from gateway.service.replicas import limit_of
-from lab.options.policy import policy_reference
+from lab.options.policy import named_reference
 from lab.options.shared import slo_bounds
 from lab.past.check import PastReplay, past_of
 from lab.past.pool import simulated_pool
@@ -21,7 +21,7 @@ from lab.plan.compared import read_findings
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
-from lab.plan.planning import Options, Replica, plan_windows
+from lab.plan.planning import Replica, plan_windows
 from lab.plan.result import PlanObjective
 from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
@@ -39,22 +39,13 @@ def run_plan(options: PlanOptions) -> int:
     try:
         objective = PlanObjective(slo_bounds(options.slo))
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
-        methods = {name: one.method for name, one in pool.backends.items()} if pool else {}
-        live = read_findings(options.compared, options.model or model, methods)
+        served = {name: one.method for name, one in pool.backends.items()} if pool else {}
+        live = read_findings(options.compared, options.model or model, served)
         temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
         with request_table(options.records(), temperature) as requests:
             calibration, past = _machine(options, pool, requests)
-            how = Options(
-                calibration,
-                options.replicas,
-                policy_reference(options.policy or (None if pool else _POLICY), pool),
-                model or calibration.target,
-                _present(pool),
-                _methods(options.methods),
-                options.budget,
-                options.jobs,
-                objective,
-            )
+            _, policy = named_reference(options.policy or (pool.policy.name if pool else _POLICY), pool)
+            methods = _methods(options.methods)
             traffic = sample(
                 requests,
                 options.replicas,
@@ -63,7 +54,16 @@ def run_plan(options: PlanOptions) -> int:
                 rate=options.rate,
                 speed=options.speed,
             )
-            planned = plan_windows(traffic.windows, how)
+            planned = plan_windows(
+                traffic.windows,
+                options,
+                calibration,
+                policy,
+                model=model or calibration.target,
+                present=_present(pool),
+                methods=methods,
+                objective=objective,
+            )
     except ValueError as error:
         raise UsageError(str(error)) from error
     head = said(planned, objective, past, live)

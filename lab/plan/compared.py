@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from backends.files.regular import read_file
 from backends.speculation import Method
 from backends.validation import UsageError
-from lab.plan.mixes import Mix, title
+from lab.plan.mixes import title
 from lab.plan.result import JudgedMix, Plan
 
 _MOST_BYTES = 16 << 20
@@ -23,7 +23,7 @@ class _Point(BaseModel):
     ratio: float
     low: float
     high: float
-    in_flight: float
+    in_flight: float  # requests per replica
 
 
 class _Finding(BaseModel):
@@ -53,23 +53,19 @@ class LiveFinding:
 
     better: Method
     other: Method
-    ratio: float
-    low: float
-    high: float
-    in_flight: float  # requests per replica
+    at: _Point
     day: str
 
     def beside(self, plan: Plan) -> str:
         """Return it in words, with what the plan simulates; empty if that has not judged both methods."""
-        both = [_alike(plan, method) for method in (self.better, self.other)]
-        if None in both:
+        mine, theirs = (_alike(plan, method) for method in (self.better, self.other))
+        if mine is None or theirs is None:
             return ""
-        mine, theirs = (one for one in both if one is not None)
-        simulated = mine.e2e_s / theirs.e2e_s
-        start = "Not to be relied on, as live traffic contradicts it: on" if simulated > 1.0 > self.high else "On"
+        at, simulated = self.at, mine.e2e_s / theirs.e2e_s
+        start = "Not to be relied on, as live traffic contradicts it: on" if simulated > 1.0 > at.high else "On"
         return (
-            f"{start} {self.day} requests took {_less(self.ratio)} with {self.better} than with {self.other} at "
-            f"{self.in_flight:.1f} in flight per replica ({_less(self.high)} to {_less(self.low)}); simulated, "
+            f"{start} {self.day} requests took {_less(at.ratio)} with {self.better} than with {self.other} at "
+            f"{at.in_flight:.1f} in flight per replica ({_less(at.high)} to {_less(at.low)}); simulated, "
             f"{title(mine.mix, plan.kinds)} takes {_less(simulated)} than {title(theirs.mix, plan.kinds)}."
         )
 
@@ -111,8 +107,7 @@ def _findings(comparison: _Comparison, methods: Mapping[str, Method]) -> Iterato
     for one in comparison.findings:
         better, other = (_method(comparison, name, methods) for name in (one.better, one.other))
         if better is not None and other is not None and better is not other:
-            point = one.at_mean
-            yield LiveFinding(better, other, point.ratio, point.low, point.high, point.in_flight, day)
+            yield LiveFinding(better, other, one.at_mean, day)
 
 
 def _method(comparison: _Comparison, arm: str, methods: Mapping[str, Method]) -> Method | None:
@@ -126,12 +121,9 @@ def _method(comparison: _Comparison, arm: str, methods: Mapping[str, Method]) ->
 
 def _alike(plan: Plan, method: Method) -> JudgedMix | None:
     """Return the best mix that was judged whose replicas all have a method."""
-    own = [one for one in plan.judged if _has_only(one.mix, plan, method)]
+    as_many = [one for one in plan.judged if len(one.mix) == len(plan.chosen)]
+    own = [one for one in as_many if all(plan.kinds[kind].method is method for kind in one.mix)]
     return min(own, key=lambda one: one.e2e_s, default=None)
-
-
-def _has_only(mix: Mix, plan: Plan, method: Method) -> bool:
-    return len(mix) == len(plan.chosen) and all(plan.kinds[kind].method is method for kind in mix)
 
 
 def _less(ratio: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from backends.speculation import Method
 from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores
-from lab.plan.mixes import USUAL, Mix, ReplicaKind, kind_of, kinds, with_refusals, with_schedules
+from lab.plan.mixes import Mix, ReplicaKind, kind_of, kinds, with_refusals, with_schedules
+from lab.plan.options import PlanOptions
 from lab.plan.result import JudgedMix, Plan, PlanObjective
 from lab.plan.runner import MixRunner, MixTask, RunAll
 from lab.plan.search import Found, Split, find_mixes
@@ -80,7 +81,7 @@ def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanO
     mine, theirs = (np.array([objective.values(one).sum() for one in played]) for played in (own, other))
     if min(mine.sum(), theirs.sum()) <= 0:
         return None
-    ratio = of_units([theirs], [mine])
+    ratio = of_units(theirs, mine)
     return ratio.saved() if objective.slo else ratio.less_one()
 
 
@@ -106,53 +107,52 @@ class Planned:
         return () if self.plan is None else tuple(self.kinds[index] for index in self.plan.chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to plan."""
-
-    calibration: Calibration
-    replicas: int
-    policy: PolicyReference
-    model: str
-    present: Sequence[Replica] = ()
-    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL  # methods to try, with their k
-    budget: int = 200  # approximate number of mixes to try
-    jobs: int | None = None  # processes; None for one per core, 1 for this process
-    objective: PlanObjective = field(default_factory=PlanObjective)
-
-
-def plan_windows(windows: Windows, options: Options) -> Planned:
-    """Find the mix that serves windows of traffic best."""
-    calibration, policy = options.calibration, options.policy
+def plan_windows(
+    windows: Windows,
+    options: PlanOptions,
+    calibration: Calibration,
+    policy: PolicyReference,
+    *,
+    model: str,
+    present: Sequence[Replica],
+    methods: Sequence[tuple[Method, Sequence[int]]],
+    objective: PlanObjective,
+) -> Planned:
+    """Find the mix that serves windows of traffic best, of methods with their k."""
     requests = [request for window in windows for request in window]
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
-    known = kinds(calibration, longest, options.methods)
+    known = kinds(calibration, longest, methods)
     if not known:
-        names = ", ".join(method for method, _ in options.methods)
+        names = ", ".join(method for method, _ in methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    left_out = tuple(dict.fromkeys(each for each, _ in options.methods if each not in {one.method for one in known}))
+    left_out = tuple(dict.fromkeys(each for each, _ in methods if each not in {one.method for one in known}))
     split = Split.of(len(windows))
     seen = [request for number in (*split.learning, *split.searched) for request in windows[number]]
     known = with_schedules(known, calibration, seen)
-    present = _present(options, known)
+    mix = _present(present, calibration, known)
     known = [with_refusals(kind, requests) for kind in known]
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
     plan, max_model_len = None, None
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
         with all_cores(runner, options.jobs, "simulating") as run_all:
-            plan = _plan(runner, usable, run_all, present, options, split)
+            plan = _plan(runner, usable, run_all, mix, options, objective, split)
         room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
         max_model_len = room if room < calibration.scheduler.max_model_len else None
     settings = policy.settings.model_dump(mode="json", exclude_unset=True)
     named = {"name": policy.name, **settings}
-    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named, left_out)
+    return Planned(calibration, max_model_len, plan, tuple(known), model, named, left_out)
 
 
 def _plan(
-    runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options, split: Split
+    runner: MixRunner,
+    usable: Sequence[int],
+    run_all: RunAll,
+    present: Mix | None,
+    options: PlanOptions,
+    objective: PlanObjective,
+    split: Split,
 ) -> Plan:
-    objective = options.objective
     found = find_mixes(
         runner.kinds, usable, options.replicas, split, run_all, objective, present=present, budget=options.budget
     )
@@ -166,11 +166,11 @@ def _plan(
     return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried)
 
 
-def _present(options: Options, known: list[ReplicaKind]) -> Mix | None:
+def _present(present: Sequence[Replica], calibration: Calibration, known: list[ReplicaKind]) -> Mix | None:
     """Return the present mix, adding its kinds to `known`."""
     mix = []
-    for method, config, context in options.present:
-        kind = replace(kind_of(method, config, options.calibration), context=context)
+    for method, config, context in present:
+        kind = replace(kind_of(method, config, calibration), context=context)
         same = [index for index, other in enumerate(known) if _same(other, kind)]
         if not same:
             known.append(kind)

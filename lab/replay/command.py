@@ -18,7 +18,7 @@ from lab.replay.comparison import verdict
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
-from lab.replay.page import PageData
+from lab.replay.page import ReplayPage
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
 from lab.report.terminal import report, write_json
 from lab.simulation.table import RequestTable, request_table
@@ -62,7 +62,7 @@ def run_replay(options: ReplayOptions) -> int:
     found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", ""]
     found += figures_tables(document["policies"], slo, "policy")
     title = f"gateway replay of {', '.join(document['trace'])}"
-    report(title, found, options.report, lambda: PageData(played, traits, compared).drawn("policy"), past.parts())
+    report(title, found, options.report, ReplayPage(played, traits, compared, "policy").drawn, past.parts())
     return 0
 
 

@@ -144,12 +144,8 @@ def of_runs(played: Mapping[str, Replayed], traits: Traits) -> dict[Key, Interva
     reference = reference_of(list(played))
     found: dict[Key, Interval | None] = {**intervals(ratios(played, reference, traits), ())}
     found |= {(time, name): of_parts(one, played[reference], time) for time in METRICS for name, one in played.items()}
-    return {key: value for key, value in (found | in_pairs(played)).items() if value is not None}
-
-
-def in_pairs(played: Mapping[str, Replayed]) -> dict[Key, Interval | None]:
-    """Return the ratios of the time to finish of all pairs of runs on engines."""
-    return {("e2e_s", a, b): of_parts(played[a], played[b], "e2e_s") for a, b in permutations(played, 2)}
+    found |= {("e2e_s", a, b): of_parts(played[a], played[b], "e2e_s") for a, b in permutations(played, 2)}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
@@ -164,7 +160,7 @@ def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
     parts = max(1, min(_PARTS, _longest_fit(one), _longest_fit(other)))
     part_of = np.arange(len(up)) * parts // len(up)
     starts = np.flatnonzero(np.diff(part_of, prepend=-1))
-    return of_units([np.add.reduceat(up, starts)], [np.add.reduceat(down, starts)])
+    return of_units(np.add.reduceat(up, starts), np.add.reduceat(down, starts))
 
 
 def _longest_fit(result: Replayed) -> int:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lab.report.terminal import text_table
 from lab.simulation.simulate import Replayed, slo_kept
-from lab.statistics import STATISTICS, TIMES, summary
+from lab.statistics import STATISTICS, TIMES, cell, summary
 
 
 def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:
@@ -44,16 +44,12 @@ def figures_tables(
     counts.add_column("share of each backend")
     for name, row in figures.items():
         cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
-        cells += [_shown(row["slo_kept"], ".1%"), f"{row['goodput']:.2f}"] if slo else []
+        cells += [cell(row["slo_kept"], ".1%"), f"{row['goodput']:.2f}"] if slo else []
         cells.append("  ".join(f"{backend} {share:.0%}" for backend, share in row["shares"].items()) or "unknown")
         counts.add_row(*cells)
     all_times = text_table(["time", names_of, *STATISTICS], left=2)
     for name, title, factor in TIMES:
         for index, (policy, row) in enumerate(figures.items()):
-            times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
+            times = [cell(value, factor=factor) for value in row[name].values()]
             all_times.add_row("" if index else title, policy, *times, end_section=index == len(figures) - 1)
     return counts, all_times
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.report.charts import ChartLine, line_chart
 from lab.report.page import figure, table
-from lab.statistics import STATISTICS, Floats, summary
+from lab.statistics import STATISTICS, Floats, cell, summary
 
 METRICS = {
     "e2e_s": ("Time to finish", "seconds", 1.0),
@@ -44,17 +44,6 @@ def ecdf(values: Floats) -> list[tuple[float, float]]:
     return list(zip(at.tolist(), shares, strict=True))
 
 
-def summary_cells(values: Floats, factor: float = 1.0) -> list[str]:
-    """Return mean, median, 90th and 99th percentile as text; dashes without values.
-
-    Examples
-    --------
-    >>> summary_cells(np.array([1.0, 2.0, 3.0]))
-    ['2.000', '2.000', '2.800', '2.980']
-    """
-    return ["-" if value is None else f"{factor * value:.3f}" for value in summary(values).values()]
-
-
 def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_of: str) -> str:
     """Return the distributions of a time as a figure with their statistics in a table; empty without values."""
     title, unit, factor = METRICS[metric]
@@ -66,6 +55,9 @@ def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_
     if not lines:
         return ""
     title = f"{title}, {unit}"
-    rows = [[name, f"{len(own):,}", *summary_cells(own, factor)] for name, own in values.items()]
+    rows = [
+        [name, f"{len(own):,}", *(cell(value, factor=factor) for value in summary(own).values())]
+        for name, own in values.items()
+    ]
     chart = line_chart(title, lines, f"{unit}, logarithmic")
     return figure(title, chart, table(title, [names_of, "requests", *STATISTICS], rows))

@@ -118,12 +118,10 @@ class _Simulation:
                 spec.method,
                 spec.config,
                 max_model_len=spec.max_model_len,
+                kv_blocks=spec.kv_blocks,
                 drafter_limit=spec.drafter_limit,
+                profile_context=spec.profile_context,
             )
-            if spec.kv_blocks is not None:
-                parameters = replace(parameters, kv_blocks=spec.kv_blocks)
-            if spec.profile_context is not None:
-                parameters = replace(parameters, profile_context=spec.profile_context)
             self._replicas.append(
                 SimulatedReplica(
                     spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight

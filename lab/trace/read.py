@@ -20,7 +20,7 @@ from lab.trace.formats.conversations import MESSAGES, SHAREGPT
 from lab.trace.formats.format import Format, Units, why
 from lab.trace.formats.litellm import LITELLM
 from lab.trace.formats.openai_batch import OPENAI_BATCH
-from lab.trace.formats.plausible import check_units
+from lab.trace.formats.plausible import units_of
 from lab.trace.formats.tables import AZURE, BURSTGPT, columns_of
 from lab.trace.formats.weka import WEKA, is_weka
 from lab.trace.lines import BrokenLine, BrokenLines, Report, TraceError, entries, refuse
@@ -116,15 +116,13 @@ def read_trace(
     """Read a trace in any format, in memory that does not grow with its size; one whose lines are all broken raises."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
-    files = [(file, format or detect_format(file)) for file in trace_files(path)]
-    for file, kind in files:
-        check_units(file, kind, FORMATS[kind].takes, units)
-    on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
-    records = _not_none(files, on_broken_line, units)
+    kinds = [(file, format or detect_format(file)) for file in trace_files(path)]
+    files = [(file, kind, units_of(file, kind, FORMATS[kind].usual, units)) for file, kind in kinds]
+    records = _not_none(files, refuse if strict else report or BrokenLines(logger.warning))
     return in_arrival_order(records) if in_order else records
 
 
-def _not_none(files: list[tuple[Path, str]], report: Report, units: Units) -> Iterator[TraceRecord]:
+def _not_none(files: list[tuple[Path, str, Units]], report: Report) -> Iterator[TraceRecord]:
     """Yield the records of files; raise at the end if all their lines were broken."""
     first: list[BrokenLine] = []
     is_empty = True
@@ -134,12 +132,12 @@ def _not_none(files: list[tuple[Path, str]], report: Report, units: Units) -> It
             first.append(broken)
         report(broken)
 
-    for file, kind in files:
+    for file, kind, units in files:
         for record in FORMATS[kind].read(file, noted, units):
             is_empty = False
             yield record
     if first and is_empty:
-        kinds = ", ".join(dict.fromkeys(kind for _, kind in files))
+        kinds = ", ".join(dict.fromkeys(kind for _, kind, _ in files))
         raise TraceError(f"no line could be read as {kinds}: {first[0]}. Name the format with --format")
 
 

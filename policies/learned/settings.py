@@ -43,22 +43,18 @@ class LearnedSettings(LoadSettings):
         description="What is optimised: `latency` (the total delay of all requests), `ttft`, `tpot`, or `goodput` "
         "(the share of requests that meet their SLO).",
     )
-    slo: Slo = Field(default=Slo(), description="Default SLO for `goodput`.")
+    slo: Slo = Field(default=Slo(), description=Slo.__doc__)
     calibration: str = Field(
         default=DEFAULT_CALIBRATION,
         description="Calibration that predicts backends without observations: a name, or the path of a YAML file, as "
         "for `simulate`. The overall speed of your machines is learned quickly, so choose one in which the methods "
         "compare as on your machines.",
     )
-    guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
+    guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description=GuardrailSettings.__doc__)
     outlier_ejection: bool = Field(
         default=True, description=PolicySettings.model_fields["outlier_ejection"].description
     )
-    shadow_drafting: ShadowSettings = Field(
-        default=ShadowSettings(),
-        description="Replay of n-gram and suffix drafting on finished texts, which measures their acceptance on texts "
-        "that other backends wrote.",
-    )
+    shadow_drafting: ShadowSettings = Field(default=ShadowSettings(), description=ShadowSettings.__doc__)
 
     @field_validator("calibration")
     @classmethod

@@ -52,7 +52,7 @@ SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
 
 
 class ShadowSettings(CheckedModel):
-    """How much shadow drafting does."""
+    """Replay of n-gram and suffix drafting on finished texts, which measures their acceptance on texts of others."""
 
     sample: float = Field(default=1.0, ge=0, le=1, description="Share of finished texts to replay; 0: none.")
     cpu: float = Field(default=0.02, gt=0, le=1, description="Maximum share of one core.")

@@ -123,7 +123,7 @@ _WORDS = {
 
 
 class When(CheckedModel):
-    """The conditions of a rule, all of which must hold; without conditions, the rule always holds.
+    """Conditions, all of which must hold; without any, the rule matches.
 
     A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
     of alternatives, and any other condition is true or false.

@@ -42,7 +42,7 @@ class ThresholdSettings(LoadSettings):
         description="The rules; the first whose conditions hold decides.",
         json_schema_extra={"minItems": 1},
     )
-    spill: Spill = Field(default=Spill(), description="Load above which a preferred backend is skipped.")
+    spill: Spill = Field(default=Spill(), description=Spill.__doc__)
 
     @model_validator(mode="after")
     def _each_rule_counts(self) -> Self:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from backends.speculation import Method
 from gateway.config.schema import pool_schema
 from policies.policy import policies
 from scripts.reference.tables import anchor, table
@@ -87,7 +88,8 @@ class _Page:
             known = [row for row in rows if tuple(row) in self._of_policies]
             rows = [row for row in rows if row not in known]
             if known:
-                first = self._of_policies[tuple(known[0])]
+                titles = [*self._headings.values()]
+                first = max((self._of_policies[tuple(row)] for row in known), key=titles.index)
                 text += f"Also {', '.join(row[0] for row in known)}, as {first.rpartition(' ')[2]} above.\n"
             self._of_policies |= {tuple(row): title for row in rows}
         return text + ("\n" + table(["key", "takes", "default", "meaning"], rows) if rows else "")
@@ -125,7 +127,7 @@ class _Page:
             parts = [self._type(part) for part in node["anyOf"] if part.get("pattern") != r"\$\{"]
             return " or ".join(dict.fromkeys(part for part in parts if part))
         if "enum" in node:
-            return ", ".join(f"`{value}`" for value in node["enum"])
+            return _choice(node["enum"])
         if "const" in node:
             return f"`{node['const']}`"
         if isinstance(node.get("type"), list):
@@ -151,7 +153,7 @@ class _Page:
         return str(self._definitions[name]["properties"]["name"]["const"])
 
 
-_SAYS_ENOUGH = re.compile(r"number|integer|`true`|\[mapping\]|`none`|`\w+`, `\w+`")
+_SAYS_ENOUGH = re.compile(r"number|integer|`true`|.*\[mapping\]|\[method\]|`none`|`\w+`, `\w+`")
 _WORDS = {
     "string": "text",
     "integer": "integer",
@@ -171,6 +173,14 @@ def _alternatives(definition: Node) -> list[str]:
     return [_target(part) for part in parts] if all("$ref" in part for part in parts) else []
 
 
+def _choice(values: list[str]) -> str:
+    if values == list(policies()):
+        return "its name alone"
+    if values == list(Method):
+        return "[method](../configuration.md#speculative_config)"
+    return ", ".join(f"`{value}`" for value in values)
+
+
 def _bounds(node: Node) -> str:
     low = {"minimum": "≥", "exclusiveMinimum": ">"}
     high = {"maximum": "≤", "exclusiveMaximum": "<"}
@@ -182,7 +192,7 @@ def _bounds(node: Node) -> str:
 
 def _number(node: Node) -> str:
     least = node.get("minItems", node.get("minProperties"))
-    return "" if least is None else f" ({least})" if least == node.get("maxItems") else f" (at least {least})"
+    return "" if least in (None, 1) else f" ({least})" if least == node.get("maxItems") else f" (at least {least})"
 
 
 def _default(node: Node) -> str:
@@ -210,8 +220,8 @@ def _linked(text: str) -> str:
 def pool_file_page() -> str:
     """Return the page."""
     page = _Page().text()
-    paths = "\n".join(f"- `{path}`" for path in pool_schema()["properties"]["paths"]["default"])
-    return f"{page}\n## Default of `paths`\n\n{paths}\n"
+    paths = "\n".join(pool_schema()["properties"]["paths"]["default"])
+    return f"{page}\n## Default of `paths`\n\n```text\n{paths}\n```\n"
 
 
 def read_examples() -> dict[str, Node]:

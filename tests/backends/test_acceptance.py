@@ -15,15 +15,18 @@ NGRAM = EngineMetrics(
 BASELINE = EngineMetrics(generation_tokens=6844, first_steps=32, later_steps=6812)
 
 
-def test_steps_that_drafted_nothing_count_with_and_without_a_count_of_steps() -> None:
-    found = CountedAcceptance.between(replace(NGRAM, **dict.fromkeys(COUNTS, 0)), NGRAM)
+def counted(before: EngineMetrics, after: EngineMetrics) -> CountedAcceptance:
+    found = CountedAcceptance.between(before, after)
     assert found is not None
+    return found
+
+
+def test_steps_that_drafted_nothing_count_with_and_without_a_count_of_steps() -> None:
+    found = counted(replace(NGRAM, **dict.fromkeys(COUNTS, 0)), NGRAM)
     assert found.tokens_per_step == pytest.approx(5244 / 3543)
     assert found.rate == pytest.approx(1714 / 2801)
     older = replace(NGRAM, later_steps=None)
-    found = CountedAcceptance.between(EngineMetrics(), older)
-    assert found is not None
-    assert found.tokens_per_step == pytest.approx(5244 / (5244 - 1714))
+    assert counted(EngineMetrics(), older).tokens_per_step == pytest.approx(5244 / (5244 - 1714))
     assert CountedAcceptance.between(EngineMetrics(later_steps=0), BASELINE) == CountedAcceptance(1.0, None, ())
 
 
@@ -37,9 +40,7 @@ def test_positions_that_an_engine_reports_later_count_from_zero() -> None:
     after = EngineMetrics(
         generation_tokens=60, drafts=20, draft_tokens=40, accepted_tokens=18, accepted_per_position=(13, 3, 2)
     )
-    found = CountedAcceptance.between(before, after)
-    assert found is not None
-    assert found.by_position == (0.8, 0.3, 0.2)
+    assert counted(before, after).by_position == (0.8, 0.3, 0.2)
 
 
 def test_an_engine_without_output_or_counters_has_none() -> None:

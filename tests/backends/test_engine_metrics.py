@@ -29,9 +29,14 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="a}b",p
 """
 
 
-def test_the_values_of_two_engines_are_summed() -> None:
-    metrics = read_metrics(PAGE)
+def read(page: bytes) -> EngineMetrics:
+    metrics = read_metrics(page)
     assert metrics is not None
+    return metrics
+
+
+def test_the_values_of_two_engines_are_summed() -> None:
+    metrics = read(PAGE)
     assert (metrics.running, metrics.waiting, metrics.generation_tokens, metrics.prompt_tokens) == (4, 2, 1_200_000, 7)
     assert metrics.kv_usage == pytest.approx(0.3)
     assert metrics.accepted_per_position == (90, 59, 1)
@@ -52,9 +57,7 @@ def test_times_and_exemplars_after_a_value_are_no_part_of_it(after: bytes) -> No
     lines = [each + after if each and not each.startswith(b"#") else each for each in PAGE.split(b"\n")]
     assert read_metrics(b"\n".join(lines)) == read_metrics(PAGE)
     started = b"process_start_time_seconds 17.5"
-    metrics = read_metrics(PAGE + started + after + b"\n")
-    assert metrics is not None
-    assert metrics.started_s == 17.5
+    assert read(PAGE + started + after + b"\n").started_s == 17.5
 
 
 @pytest.mark.parametrize(
@@ -70,9 +73,7 @@ def test_the_size_of_the_kv_cache_is_read_from_its_labels(labels: bytes, tokens:
     page = PAGE + b"".join(
         b'vllm:cache_config_info{block_size="16",engine="%d",%s} 1.0\n' % (i, labels) for i in (0, 1)
     )
-    metrics = read_metrics(page)
-    assert metrics is not None
-    assert metrics.kv_tokens == 2 * tokens
+    assert read(page).kv_tokens == 2 * tokens
 
 
 LIFE = b"""# TYPE process_start_time_seconds gauge
@@ -89,9 +90,7 @@ vllm:rl_weight_update_operation_duration_seconds_count{operation="finish"} 1.0
 
 
 def test_what_an_engine_went_through_is_read() -> None:
-    metrics, silent = read_metrics(PAGE + LIFE), read_metrics(PAGE)
-    assert metrics is not None
-    assert silent is not None
+    metrics, silent = read(PAGE + LIFE), read(PAGE)
     assert (metrics.started_s, metrics.awake, metrics.wake_ups, metrics.reloads) == (1.7e9, 1, 2, 2)
     assert metrics.prefix_caching == 0
     assert (silent.started_s, silent.awake, silent.prefix_caching) == (0.0, None, None)
@@ -107,9 +106,7 @@ def test_what_an_engine_went_through_is_read() -> None:
 )
 def test_whether_an_engine_speculates_is_told_by_its_series(page: bytes, speculates: bool | None) -> None:
     for lines in (page, b"\n".join(reversed(page.splitlines())) + b"\n"):
-        metrics = read_metrics(lines)
-        assert metrics is not None
-        assert metrics.speculates is speculates
+        assert read(lines).speculates is speculates
 
 
 @pytest.mark.parametrize("series", [b"inter_token_latency_seconds", b"time_per_output_token_seconds", b""])
@@ -117,16 +114,13 @@ def test_steps_of_sequences_are_counted_by_two_histograms(series: bytes) -> None
     page = PAGE + b"vllm:time_to_first_token_seconds_count 32.0\nvllm:time_to_first_token_seconds_sum 7.5\n"
     if series:
         page += b'vllm:%s_bucket{le="+Inf"} 3745.0\nvllm:%s_count 3745.0\n' % (series, series)
-    metrics = read_metrics(page)
-    assert metrics is not None
-    assert metrics.steps == (3777 if series else None)
+    assert read(page).steps == (3777 if series else None)
 
 
 @pytest.mark.parametrize("text", [b"1e308", b"-1", b"1e400", b"+Inf", b"1000001"])
 def test_a_load_that_cannot_be_is_ignored_and_said(text: bytes) -> None:
     page = PAGE.replace(b"} 2.0", b"} " + text)
-    metrics = read_metrics(page)
-    assert metrics is not None
+    metrics = read(page)
     assert (metrics.running, metrics.waiting, metrics.ignored) == (4, 0, ("waiting",))
 
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from backends.backend import Backend, EngineChange
+from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
 from backends.health import Drain, Ejected, Health, HealthRules, Probed, State, Strike, Unreachable
 from backends.pool import Listener, Pool
@@ -47,6 +48,15 @@ class Heard(Listener):
 
 
 @contextlib.asynccontextmanager
+async def started(pool: Pool) -> AsyncIterator[Pool]:
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+@contextlib.asynccontextmanager
 async def running_pool(
     prepare: Callable[[Upstream], None] = lambda _: None, others: int = 0, rules: HealthRules = RULES
 ) -> AsyncIterator[tuple[Pool, Backend, Upstream]]:
@@ -55,12 +65,8 @@ async def running_pool(
         prepare(upstream)
         names = ["a", *(f"other{number}" for number in range(others))]
         backend, *rest = [Backend(name, "m", Method.BASELINE, upstream.url) for name in names]
-        pool = Pool([backend, *rest], rules)
-        await pool.start()
-        try:
+        async with started(Pool([backend, *rest], rules)) as pool:
             yield pool, backend, upstream
-        finally:
-            await pool.stop()
 
 
 @pytest.mark.parametrize("launched", [False, True])
@@ -79,9 +85,7 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         return [line.message for line in caplog.records if line.levelname == "WARNING"]
 
     backend = Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1", launched=launched)
-    pool = Pool([backend], RULES, Refused)
-    await pool.start()
-    try:
+    async with started(Pool([backend], RULES, Refused)):
         await eventually(lambda: Refused.probes >= 3)
         expected = [] if launched else ["m/a cannot be reached yet: refuses connections (1)"]
         assert lines() == expected
@@ -90,8 +94,6 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         await eventually(lambda: Refused.probes >= seen + 3)
         assert lines() == expected + ([] if launched else ["m/a cannot be reached yet: refuses connections (2)"])
         assert backend.health.state is State.STARTING
-    finally:
-        await pool.stop()
 
 
 async def test_a_model_that_all_engines_call_otherwise_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,14 +113,11 @@ async def test_a_model_that_all_engines_call_otherwise_is_one_line(caplog: pytes
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections but never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        pool = Pool([Backend("a", "m", Method.BASELINE, url)], replace(RULES, timeout_s=60.0))
-        await pool.start()
-        try:
+        rules = replace(RULES, timeout_s=60.0)
+        async with started(Pool([Backend("a", "m", Method.BASELINE, url)], rules)) as pool:
             async with asyncio.timeout(5.0):
                 await pool.wait_until_probed(0.05)
             assert not pool.up("m")
-        finally:
-            await pool.stop()
 
 
 async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
@@ -328,12 +327,8 @@ async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -
             raise OSError("not one of httpx")
 
     backend = Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1")
-    pool = Pool([backend], HealthRules(interval_s=0.01, timeout_s=0.05), Odd)
-    await pool.start()
-    try:
+    async with started(Pool([backend], HealthRules(interval_s=0.01, timeout_s=0.05), Odd)):
         await eventually(lambda: backend.health.state is State.UP)
-    finally:
-        await pool.stop()
 
 
 async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> None:
@@ -346,3 +341,19 @@ async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> N
     assert joining.result is not None
     assert "OSError" in (joining.result.problem or "")
     await joining.watch.probe.close()
+
+
+async def test_an_engine_that_is_about_to_end_contradicts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The gateway ends it to start another one at its address; what that one shows counts."""
+    said = "m/a: the pool file says baseline"
+    page = b"vllm:num_requests_running 0\nvllm:spec_decode_num_drafts_total 0\nprocess_start_time_seconds %d\n"
+    async with running_pool(lambda upstream: setattr(upstream, "metrics", page % 7)) as (pool, backend, upstream):
+        await eventually(lambda: backend.health.state is State.UP)
+        later = Backend("a", "m", Method.BASELINE, upstream.url, launched=True)
+        backend.said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        caplog.clear()
+        pool.update([later], await pool.probe([later], RULES, 5.0), RULES)
+        await eventually(lambda: later.health.state is State.UP)
+        assert not [line for line in caplog.messages if line.startswith(said)]
+        upstream.metrics = page % 8
+        await eventually(lambda: [line for line in caplog.messages if line.startswith(said)])

@@ -7,13 +7,14 @@ import contextlib
 import functools
 import gzip
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from backends.backend import Backend
-from backends.probe import Probe
+from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
 from tests.support.upstream import Behaviour, Upstream, Wire
 from tests.support.waiting import eventually
@@ -21,6 +22,25 @@ from tests.support.waiting import eventually
 LINE = b"# a comment\n"
 BOMB = gzip.compress(LINE * 4_000_000)  # each process that collects tests makes it
 PAGE = b"vllm:num_requests_running 1\n"
+
+
+@contextlib.asynccontextmanager
+async def probe_of(url: str) -> AsyncIterator[Probe]:
+    probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
+    try:
+        yield probe
+    finally:
+        await probe.close()
+
+
+async def probed(url: str) -> ProbeResult:
+    async with probe_of(url) as probe:
+        return await probe.run(admit=True)
+
+
+async def default_temperature(url: str) -> float | None:
+    async with probe_of(url) as probe:
+        return await probe.default_temperature()
 
 
 def whole(body: bytes, headers: bytes = b"") -> bytes:
@@ -55,11 +75,9 @@ async def of_50_mb(wire: Wire) -> None:
     ],
 )
 async def test_why_there_is_no_connection(url: str, problem: str, refused: bool) -> None:
-    probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
-    result = await probe.run(admit=True)
+    result = await probed(url)
     assert (result.problem or "").startswith(problem)
     assert result.refused is refused
-    await probe.close()
 
 
 async def test_http_where_tls_is_expected_refuses_nothing() -> None:
@@ -69,23 +87,19 @@ async def test_http_where_tls_is_expected_refuses_nothing() -> None:
     protocol = functools.partial(config.http_protocol_class, config, ServerState(), {})  # type: ignore[call-arg]
     async with await asyncio.get_running_loop().create_server(protocol, "127.0.0.1") as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
-        result = await probe.run(admit=True)
-        assert (result.problem or "").startswith("cannot be connected to by TLS (")
-        assert not result.refused
-        await probe.close()
+        result = await probed(url)
+    assert (result.problem or "").startswith("cannot be connected to by TLS (")
+    assert not result.refused
 
 
 @pytest.mark.parametrize("page", [a_bomb, without_an_end, of_50_mb])
 async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behaviour) -> None:
     async with Upstream("a", "m", metrics_behaviour=page) as upstream:
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20), probe_of(upstream.url) as probe:
             result = await probe.run(admit=True)
-        assert (result.problem, result.engine, result.ignored) == (None, None, ("metrics",))
-        if page is not a_bomb:
-            await eventually(lambda: upstream.aborted == 1)  # no more of it is read
-        await probe.close()
+            assert (result.problem, result.engine, result.ignored) == (None, None, ("metrics",))
+            if page is not a_bomb:
+                await eventually(lambda: upstream.aborted == 1)  # no more of it is read
 
 
 @pytest.mark.parametrize(
@@ -101,12 +115,9 @@ async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behavi
 )
 async def test_a_list_of_models_beyond_all_bounds_is_a_problem(models: bytes, problem: str) -> None:
     async with Upstream("a", "m", models=models) as upstream:
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        result = await probe.run(admit=True)
-        assert result.problem is not None
-        assert result.problem.startswith(problem)
-        assert len(result.problem) < 1000
-        await probe.close()
+        found = (await probed(upstream.url)).problem or ""
+    assert found.startswith(problem)
+    assert len(found) < 1000
 
 
 @pytest.mark.parametrize(
@@ -115,10 +126,8 @@ async def test_a_list_of_models_beyond_all_bounds_is_a_problem(models: bytes, pr
 async def test_a_context_that_cannot_be_is_unknown(length: object, tokens: int) -> None:
     models = whole(json.dumps({"data": [{"id": "m", "max_model_len": length}]}).encode())
     async with Upstream("a", "m", models=models) as upstream:
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        result = await probe.run(admit=True)
-        assert (result.problem, result.said and result.said.context_tokens) == (None, tokens)
-        await probe.close()
+        result = await probed(upstream.url)
+    assert (result.problem, result.said and result.said.context_tokens) == (None, tokens)
 
 
 @pytest.mark.parametrize("answer", [whole(b" " * 3_000_000 + b"{}"), whole(b"[" * 100_000)])
@@ -128,9 +137,7 @@ async def test_a_temperature_beyond_all_bounds_is_not_said(answer: bytes) -> Non
             await wire.send(answer)
 
     async with Upstream("a", "m", responses) as upstream:
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        assert await probe.default_temperature() is None
-        await probe.close()
+        assert await default_temperature(upstream.url) is None
 
 
 @pytest.mark.parametrize(
@@ -156,13 +163,9 @@ async def test_an_engine_is_asked_for_its_default_temperature(
 
     async with Upstream("a", "m") as upstream:
         upstream.behaviour = answer  # type: ignore[assignment]
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        assert await probe.default_temperature() == expected
-        await probe.close()
+        assert await default_temperature(upstream.url) == expected
     assert asked == [{"model": "m", "input": "Hi", "max_output_tokens": 1, "store": False}]
 
 
 async def test_an_engine_that_is_gone_reports_no_temperature() -> None:
-    probe = Probe(Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1"), 5.0)
-    assert await probe.default_temperature() is None
-    await probe.close()
+    assert await default_temperature("http://127.0.0.1:1") is None

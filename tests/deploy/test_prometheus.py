@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -18,6 +17,7 @@ import pytest
 from backends.launch.ports import free_port
 from tests.gateway.conftest import Running, start_gateway
 from tests.support.deploy_tools import DEPLOY, ROOT, replaced, tool
+from tests.support.front_proxy import proxy_process
 from tests.support.registered_metrics import sample_names
 from tests.support.stepping_engine import SteppingEngine
 from tests.support.waiting import eventually_async
@@ -74,36 +74,20 @@ async def prometheus_for(folder: Path, *gateways: Running) -> AsyncIterator[Prom
     )
     (folder / "prometheus.yml").write_text(configuration)
     shutil.copy(DEPLOY / "prometheus/rules.yml", folder)
-    log = folder / "prometheus.log"
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            tool("prometheus"),
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
+    command = [f"--{name}={value}" for name, value in {**options, "web.listen-address": f"127.0.0.1:{port}"}.items()]
+    async with (
+        proxy_process(
+            tool("prometheus"), *command, url=f"http://127.0.0.1:{port}", log=folder / "prometheus.log"
+        ) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
 
-            async def is_ready() -> bool:
-                assert process.returncode is None, log.read_text()
-                return await _is_ready(client)
+        async def is_ready() -> bool:
+            return (await client.get("/-/ready")).status_code == 200
 
-            await eventually_async(is_ready, TIMEOUT_S)
-            yield Prometheus(client)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-async def _is_ready(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/-/ready")).status_code == 200
-    except httpx.TransportError:
-        return False
+        await eventually_async(is_ready, TIMEOUT_S)
+        yield Prometheus(client)
 
 
 @pytest.mark.slow

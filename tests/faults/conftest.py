@@ -11,8 +11,9 @@ import pytest_asyncio
 
 from benchmarks.faults.asking import Work
 from benchmarks.faults.load import Ask, Load, numbers
-from benchmarks.faults.stage import Stage, total
-from benchmarks.faults.systems import Site, System, gateway
+from benchmarks.faults.stage import Stage
+from benchmarks.faults.systems import gateway
+from benchmarks.systems import Site, System
 from tests.support.waiting import eventually_async
 
 QUICK: dict[str, Any] = {
@@ -49,4 +50,4 @@ async def _all_up(stage: Stage) -> bool:
     for number in islice(numbers, 20):
         load.send(Ask(Work(number, 1)))
     await load.finish()
-    return total(await stage.metrics(), "gateway_backend_state", 'state="up"') == len(stage.replicas.each)
+    return await stage.counted("gateway_backend_state", state="up") == len(stage.replicas.each)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.faults.injections import INJECTIONS, RELOADS_PER_S, idle_connections
 from benchmarks.faults.load import CUT, REFUSED, SILENT, UNANSWERED, Ask, Load, Tally, mixed
-from benchmarks.faults.stage import Stage, total
+from benchmarks.faults.stage import Stage
 from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -45,7 +45,7 @@ async def nothing_is_lost(stage: Stage, load: Load) -> None:
 
 async def refused_retries(stage: Stage) -> float:
     """Return how many requests were not sent to another replica, because the tests before have spent the budget."""
-    return total(await stage.metrics(), "gateway_retries_refused_total")
+    return await stage.counted("gateway_retries_refused_total")
 
 
 @pytest.mark.parametrize("fault", OF_ONE_REPLICA)
@@ -69,7 +69,7 @@ async def test_requests_at_a_replica_that_is_frozen_go_to_another(stage: Stage) 
 
 async def test_reloads_that_remove_and_add_a_replica_cost_no_request(stage: Stage) -> None:
     async def reloads() -> float:
-        return total(await stage.metrics(), "gateway_reloads_total", 'outcome="changed"')
+        return await stage.counted("gateway_reloads_total", outcome="changed")
 
     async def has_reloaded_twice() -> bool:
         return await reloads() >= before + 2
@@ -91,7 +91,7 @@ async def test_idle_connections_cost_no_request(stage: Stage) -> None:
 
 async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
     async def failed() -> float:
-        return total(await stage.metrics(), "gateway_recorder_records_total", 'result="failed"')
+        return await stage.counted("gateway_recorder_records_total", result="failed")
 
     async def more_failed() -> bool:
         return await failed() > before
@@ -104,12 +104,12 @@ async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
 
 
 async def test_the_gateway_counts_what_its_clients_count(stage: Stage) -> None:
-    before, load = total(await stage.metrics(), "gateway_requests_total"), Load(stage.port)
+    before, load = await stage.counted("gateway_requests_total"), Load(stage.port)
     async with INJECTIONS["reset-middle"].inject(stage):
         await send(load, 60)
         tally = await load.finish()
     assert await stage.until_idle(30.0) is not None
-    assert total(await stage.metrics(), "gateway_requests_total") - before == len(tally.outcomes) == 60
+    assert await stage.counted("gateway_requests_total") - before == len(tally.outcomes) == 60
 
 
 async def test_a_gateway_that_is_stopped_finishes_what_it_has_accepted(stage: Stage) -> None:

@@ -18,8 +18,9 @@ from benchmarks.faults.asking import Work
 from benchmarks.faults.load import Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
 from benchmarks.faults.stage import until
-from benchmarks.faults.systems import HOSTS, Site, gateway
+from benchmarks.faults.systems import gateway
 from benchmarks.process import spawned
+from benchmarks.systems import HOSTS, Site
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 

@@ -16,6 +16,7 @@ from backends.backend import Backend
 from backends.drafter_limit import DrafterLimit
 from backends.health import State
 from backends.speculation import Method
+from benchmarks.metrics_page import total
 from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway
@@ -23,7 +24,6 @@ from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.server import Server
-from tests.support.metrics_page import total
 from tests.support.upstream import Behaviour, Upstream, well
 from tests.support.waiting import TIMEOUT_S, eventually
 

@@ -15,12 +15,12 @@ import pytest
 
 from backends.launch.ports import free_port
 from benchmarks.envoy import manager_of
+from benchmarks.metrics_page import total
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.envoy_proxy import Changes, Envoy, envoy_proxy, picker_filter
 from tests.support.event_loop import event_loop_in_thread
-from tests.support.metrics_page import total
 from tests.support.redis_server import redis_server
-from tests.support.upstream import END, Upstream, Wire, delta, well
+from tests.support.upstream import END, Upstream, Wire, delta, endless, well
 
 KEY = {"authorization": "Bearer sk-team"}
 _POOL = """
@@ -56,9 +56,7 @@ async def engine(wire: Wire) -> None:
         await TOLD.wait()
         await well(wire)
     elif b"endless" in body:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
+        await endless(wire)
     elif b"paused" in body:
         await wire.stream(delta("one"), delta("two") + END, pause_s=PAUSE_S)
     elif b"parts" in body:

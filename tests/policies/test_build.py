@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from backends.backend import Backend, Candidate, EngineChange
+from benchmarks.virtual_time import fit
 from policies.build import Guarded, build
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.detector import REST_S
 from policies.policy import Decision, Outcome, Policy, PolicySettings, policies
 from policies.roles import Explainer, Learner, Maintained
 from policies.rules.policy import Thresholds
-from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
+from tests.support.simulated import FOUR, calls, play, replicas, slowed
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=300)
 BLOCKS = {"share": 0.4, "block_s": 10}
@@ -100,7 +101,7 @@ def test_a_replica_with_slow_steps_is_ejected_and_tried_again() -> None:
     pool = replicas()
     pool[3] = slowed(pool[3], 12.0)
     later = [replace(call, arrived_s=60.0 + call.arrived_s) for call in calls(200, 10.0, 6)]
-    _, decisions = play(policy, pool, later, maintenance=1000)
+    decisions = play(policy, pool, later, maintenance=1000)
     assert "its steps take" in policy.detector.reasons["e"]
     assert not any(decision.backend == "e" for decision in decisions[-50:])
     notes = {rating.backend: rating.note for rating in policy.assess(REQUEST, pool)}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.process import is_alive, tree
 from tests.support.paths import ROOT
 from tests.support.waiting import TIMEOUT_S, eventually_blocking
 
@@ -79,28 +80,12 @@ def until_ready(command: Command) -> None:
 
 def family(pid: int) -> set[int]:
     """Return a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    pids, pending = {pid}, [pid]
-    while pending:
-        for child in children.get(pending.pop(), []):
-            pids.add(child)
-            pending.append(child)
-    return pids
+    return set(tree(pid))
 
 
 def alive(pids: set[int]) -> set[int]:
     """Return the processes that still run; zombies do not count."""
-    running = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                running.add(pid)
-    return running
+    return {pid for pid in pids if is_alive(pid)}
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import httpx
 
 from backends.launch.ports import free_port
 from benchmarks.envoy import envoy_command, manager_of, picker_configuration
+from benchmarks.process import spawned
 from tests.support.command import until
 
 Changes = Callable[[dict[str, Any]], None]
@@ -92,9 +92,7 @@ def envoy_proxy(
         found.append(other)
     envoy = Envoy({name: f"http://127.0.0.1:{port}" for name, port in ports.items()}, f"http://127.0.0.1:{admin_port}")
     log = folder / "envoy.log"
-    with log.open("w") as output:
-        command = envoy_command(document, folder / "envoy.yaml")
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    process = spawned(envoy_command(document, folder / "envoy.yaml"), log)
 
     def is_ready() -> bool:
         assert process.poll() is None, log.read_text()

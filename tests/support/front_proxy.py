@@ -18,7 +18,7 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived
 
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import END, Wire, delta, well
+from tests.support.upstream import END, Wire, delta, endless, well
 from tests.support.waiting import eventually, eventually_async
 
 PAUSE_S = 1.5
@@ -182,12 +182,7 @@ async def _check_clients_that_leave(front: Front, url: str, verify: ssl.SSLConte
     """A closed connection, or a reset stream of a connection that stays, ends the request in the engine."""
     upstream = front.running.upstreams["a"]
 
-    async def does_not_end(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
-    upstream.behaviour = does_not_end
+    upstream.behaviour = endless
     async with httpx.AsyncClient(base_url=url, verify=verify, timeout=PROMPT_S, trust_env=False) as client:
         async with Front(front.running, client).stream() as answer:
             await anext(answer.aiter_raw())

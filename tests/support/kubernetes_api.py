@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.api_server import ApiServer
+from tests.support.upstream import Upstream, Wire
 
 End = None
 """Ends a watch, as a time-out does."""
@@ -155,42 +156,58 @@ class Script:
 
 
 @dataclass
-class KubernetesApi(ApiServer):
-    """The server.
+class KubernetesApi:
+    """The server, and the files of the service account with which a pod reaches it.
 
     Attributes
     ----------
+    account
+        The folder of the service account.
     scripts
-        What it answers, by path.
+        What the server answers, by path.
+    token
+        The token that it accepts.
     """
 
+    account: Path
     scripts: dict[str, Script]
+    token: str = "token-1"
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            await self._answer(head, reader, writer)
+    def __post_init__(self) -> None:
+        self._server = Upstream("kubernetes", "", self._answer)
 
-    async def _answer(self, head: list[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target = urlsplit(head[0].split(" ")[1])
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def __aenter__(self) -> Self:
+        self.account.mkdir(exist_ok=True)
+        (self.account / "namespace").write_text("inference")
+        (self.account / "token").write_text(f"{self.token}\n")
+        await self._server.listen(int(self.url.rpartition(":")[2] or 0))  # the same port if it is started again
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.die()
+
+    async def _answer(self, wire: Wire) -> None:
+        target = urlsplit(wire.seen.target)
         query = {name: values[0] for name, values in parse_qs(target.query).items()}
         script = self.scripts[target.path]
         script.asked.append(query)
-        if f"authorization: Bearer {self.token}" not in [
-            line.replace("Authorization", "authorization") for line in head
-        ]:
-            await _write(writer, 401, {"kind": "Status", "code": 401})
+        if wire.seen.header("authorization") != f"Bearer {self.token}":
+            await wire.json({"kind": "Status", "code": 401}, 401)
         elif query.get("watch") == "true":
-            await _watch(script, reader, writer)
+            await _watch(script, wire)
         else:
             answer = script.lists.pop(0) if len(script.lists) > 1 else script.lists[0]
             status = answer if isinstance(answer, int) else 200
-            await _write(writer, status, answer if isinstance(answer, dict) else {"kind": "Status", "code": status})
+            await wire.json(answer if isinstance(answer, dict) else {"kind": "Status", "code": status}, status)
 
 
-async def _watch(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
-    left = asyncio.create_task(reader.read(1))  # nothing comes but the end of the connection
+async def _watch(script: Script, wire: Wire) -> None:
+    await wire.begin_stream()
+    left = asyncio.create_task(wire.reader.read(1))  # nothing comes but the end of the connection
     try:
         while True:
             event = asyncio.create_task(script.events.get())
@@ -200,22 +217,11 @@ async def _watch(script: Script, reader: asyncio.StreamReader, writer: asyncio.S
                 raise ConnectionResetError
             if (found := event.result()) is End:
                 break
-            data = found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n"
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            await writer.drain()
+            await wire.chunk(found if isinstance(found, bytes) else json.dumps(found).encode() + b"\n")
             if isinstance(found, bytes):
-                writer.transport.abort()
+                wire.reset()
                 raise ConnectionResetError
     finally:
         left.cancel()
         await asyncio.gather(left, return_exceptions=True)
-    writer.write(b"0\r\n\r\n")
-
-
-async def _write(writer: asyncio.StreamWriter, status: int, document: dict[str, Any]) -> None:
-    body = json.dumps(document).encode()
-    writer.write(
-        f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    )
-    writer.write(body)
-    await writer.drain()
+    await wire.end_stream()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.support.upstream import Wire, upstreams_in_thread
 
 
 def plain(attributes: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class Received:
         Status with which exports are answered.
     """
 
-    url: str
+    url: str = ""
     spans: list[Span] = field(default_factory=list)
     resources: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -52,29 +52,16 @@ class Received:
 
 @contextlib.contextmanager
 def otlp_receiver() -> Iterator[Received]:
-    """Run a receiver in a thread."""
+    """Run a receiver on an event loop of its own."""
+    received = Received()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.headers.append({name.lower(): value for name, value in self.headers.items()})
-            if received.status == 200:
-                received.take(self.path, body)
-            self.send_response(received.status)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    async def take(wire: Wire) -> None:
+        body, headers = wire.seen.body, {name.lower(): value for name, value in wire.seen.headers}
+        received.headers.append(headers)
+        if received.status == 200:
+            received.take(wire.seen.target, gzip.decompress(body) if "content-encoding" in headers else body)
+        await wire.json({}, received.status)
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Received(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with upstreams_in_thread(["receiver"], "", take) as (server,):
+        received.url = server.url
         yield received
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

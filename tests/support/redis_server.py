@@ -15,6 +15,7 @@ from typing import Any
 from redis import Redis, RedisError
 
 from backends.launch.ports import free_port
+from benchmarks.process import spawned
 from tests.support.waiting import eventually_blocking
 
 
@@ -40,13 +41,8 @@ class RedisServer:
         if not with_saved:
             (self.folder / "dump.rdb").unlink(missing_ok=True)
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command += ["--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options]
+        self._process = spawned(command, self.folder / "log")
         try:
             eventually_blocking(self._answers)
         except AssertionError:

@@ -146,6 +146,18 @@ async def hang(wire: Wire) -> None:
     await wire.until_closed()
 
 
+async def endless(wire: Wire) -> None:
+    """Begin a stream, and wait until it is closed."""
+    await wire.begin_stream()
+    await wire.chunk(delta("one"))
+    await wire.until_closed()
+
+
+def answering(document: Any, status: int = 200, headers: str = "") -> Behaviour:
+    """Return what answers with a document."""
+    return lambda wire: wire.json(document, status, headers)
+
+
 @dataclass
 class Upstream:
     """A scripted server.

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
 from backends.launch.ports import free_port
+from benchmarks.metrics_page import total
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 
@@ -119,13 +119,7 @@ class Served:
 
     def metric(self, sample: str, url: str | None = None, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
-        page = self.http.get(f"{url or self.url}/metrics").text
-        return sum(
-            one.value
-            for family in text_string_to_metric_families(page)
-            for one in family.samples
-            if one.name == sample and labels.items() <= one.labels.items()
-        )
+        return total(self.http.get(f"{url or self.url}/metrics").text, sample, **labels)
 
     def processes(self) -> dict[int, str]:
         """Return the processes alive that the gateway started, itself included: id -> command line."""

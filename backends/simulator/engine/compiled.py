@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from backends.calibration import batch_schedule
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -19,7 +21,8 @@ def _cache_folder() -> Path:
     numba looks at the file of a function alone, and would not notice that one which it calls has changed.
     """
     here = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    paths = [*sorted(here.glob("*.py")), Path(batch_schedule.__file__)]
+    sources = b"".join(path.read_bytes() for path in paths)
     parent = os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__"
     return Path(parent) / f"rules-{blake2b(sources, digest_size=8).hexdigest()}"
 

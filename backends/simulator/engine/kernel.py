@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.calibration.batch_schedule import UNSPLIT_ROWS
+from backends.calibration.batch_schedule import unsplit_reads
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine import blocks, draws
 from backends.simulator.engine.compiled import compiled
 from backends.simulator.engine.state import NONE, FleetState, Record, Records
 from backends.simulator.engine.verification import choose_verified, tokens_s
+
+_unsplit_reads = compiled(unsplit_reads)
 
 
 @compiled
@@ -208,8 +210,8 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
 
     context_s = replica.per_context_token_s * context_tokens
     if replica.per_unsplit_token_s and drafted_tokens:
-        tiles_s = UNSPLIT_ROWS * replica.per_attended_s * context_tokens
-        context_s = max(context_s, tiles_s, replica.per_unsplit_token_s * deepest)
+        _, unsplit, rows = _unsplit_reads(context_tokens, deepest)
+        context_s = max(context_s, replica.per_unsplit_token_s * unsplit, replica.per_attended_s * rows)
     verify_s = (
         tokens_s(replica, batch_tokens)
         + replica.per_request_s * emitting

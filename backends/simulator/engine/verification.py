@@ -7,6 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from backends.calibration import batch_schedule
 from backends.simulator.engine import draws
 from backends.simulator.engine.compiled import compiled
 from backends.simulator.engine.state import NONE, FleetState, Floats, Record
@@ -43,18 +44,7 @@ def _chance(state: FleetState, request: Record, position: int, odds: float) -> f
     return float(rate * odds * state.profiles[request.profile].factor / (1.0 - rate + rate * odds))
 
 
-@compiled
-def tokens_s(replica: Record, tokens: int) -> float:
-    """Return the seconds of a step without those of its requests and their context; see `StepTime`."""
-    below = min(tokens, replica.knee_tokens)
-    seconds = (
-        replica.base_s + replica.per_token_below_knee_s * below + replica.per_token_above_knee_s * (tokens - below)
-    )
-    if replica.experts_s:
-        seconds += replica.experts_s * (1.0 - (1.0 - replica.expert_share) ** tokens)
-    if replica.graph_tokens and tokens > replica.graph_tokens:
-        seconds += replica.no_graph_s
-    return float(seconds)
+tokens_s = compiled(batch_schedule.tokens_s)
 
 
 @compiled

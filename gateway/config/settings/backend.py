@@ -123,7 +123,7 @@ class SimulateSettings(Settings):
     ----------
     calibration
         The model and hardware whose step times and acceptance are simulated: a calibration of the package by name, or
-        the path of a YAML file, as `gateway calibrate` writes it; a relative one starts at the pool file.
+        the path of a YAML file, from the pool file on.
     seed
         Seed of the random acceptance of drafts.
     max_model_len
@@ -148,9 +148,9 @@ class BackendSettings(Settings):
     url
         Address of a running replica: `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
     serve
-        A replica that the gateway starts.
+        An engine that the gateway starts: `command model flags...`, with `--port` and `--speculative-config` added.
     simulate
-        A simulated replica.
+        A replica of the built-in simulator.
     speculative_config
         The replica's `--speculative-config`, under vLLM's own keys.
     drafter_limit
@@ -160,14 +160,14 @@ class BackendSettings(Settings):
         Whether its engine has the scheduler of deploy/vllm_draft_depth, and so drafts as deep as each request asks.
         With `serve` the gateway starts it with that scheduler.
     kv_events
-        Where its engine publishes what it stores in its KV cache and evicts: `tcp://host:5557`, the `endpoint` of its
+        Where its engine publishes what it stores in its KV cache and evicts: the `endpoint` of its
         `--kv-events-config`.
     api_key
         Bearer token sent to the engine.
     weight
         Share of the requests relative to the other replicas, for policies that use weights.
     context_range
-        Tokens of the prompts that it is meant for, such as `0-4096`. Others come only if no other is nearer.
+        Tokens of the prompts that it is meant for. Others come only if no other is nearer.
 
     Examples
     --------

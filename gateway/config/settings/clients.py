@@ -34,12 +34,14 @@ PathPattern = Annotated[str, AfterValidator(_checked_path)]
 
 
 class CorsSettings(Settings):
-    """Web pages that may use the gateway from a browser. Keys are sent in a header; cookies are never allowed.
+    """Web pages that may use the gateway from a browser; null leaves CORS to the engines.
+
+    Keys are sent in a header; cookies are never allowed.
 
     Parameters
     ----------
     origins
-        Origins of the pages, such as `https://page.example`; `*` alone allows all.
+        Origins of the pages; `*` alone allows all.
     """
 
     origins: Annotated[list[Annotated[str, AfterValidator(_checked_origin)]], Field(min_length=1)]

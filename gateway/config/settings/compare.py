@@ -56,7 +56,7 @@ class ComparisonSettings(Settings):
 
 
 class CompareSettings(ComparisonSettings):
-    """A comparison that begins by itself, again and again.
+    """Comparisons of ways of serving that begin by themselves: docs/compare.md.
 
     Without `a`, `b`, `depths` and `policies`, two methods of the pool are compared at a time: those that were not for
     the longest time.

@@ -51,7 +51,7 @@ class KubernetesSettings(Settings):
 
 
 class InferencePoolSettings(Settings):
-    """An InferencePool of the Gateway API in the cluster that the gateway runs in. Its ready pods are replicas.
+    """An InferencePool in the cluster that the gateway runs in. Its ready pods are replicas.
 
     Their labels say how they speculate: docs/kubernetes.md.
 
@@ -73,13 +73,13 @@ class DiscoverSettings(Settings):
     Parameters
     ----------
     dns
-        `name:port`: each IPv4 and IPv6 address of the name is a replica.
+        `name:port`: each IPv4 address of the name is a replica, or each IPv6 address if it has no other.
     srv
-        Name of SRV records, such as `_http._tcp.vllm.example`: each target of the lowest priority is a replica.
+        Name of SRV records: each target of the lowest priority is a replica.
     kubernetes
-        A service in Kubernetes.
+        A service in the cluster that the gateway runs in.
     inference_pool
-        An InferencePool in Kubernetes.
+        An InferencePool in the cluster that the gateway runs in.
     method
         How the replicas speculate. Those of an `inference_pool` say it themselves; this is then for pods without the
         label `speculation.gateway/method`, which are left out if it is null.

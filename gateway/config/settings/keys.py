@@ -113,24 +113,24 @@ class KeySettings(_KeyOrDigest):
         What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`. It is about all
         models, so a key with `models` cannot have it.
     requests_per_minute
-        Limit on requests per minute; null sets none.
+        Limit on requests per minute.
     tokens_per_minute
-        Limit on prompt and output tokens per minute; null sets none.
+        Limit on prompt and output tokens per minute.
     max_in_flight
-        Limit on requests in flight at once; null sets none.
+        Limit on requests in flight at once.
     batches
         Whether the key may use files and batches.
     batch_tokens_per_day
-        Limit on prompt and output tokens of the lines of its batches, per day (UTC); null sets none.
+        Limit on prompt and output tokens of the lines of its batches, per day (UTC).
     priority
         Priority of its requests where a model has a queue; lower ones are served first. A request can only lower its
         own further, by `priority` in its body.
     weight
         Share of a model relative to other keys of the same priority, where requests wait in its `queue`.
     tenant_header
-        Header by which its requests name a tenant, such as `x-tenant`: tenants share alike what is the key's.
+        Header by which its requests name a tenant: tenants share alike what is the key's.
     slo
-        Latency objective for policies with the objective `goodput`; headers of a request take precedence.
+        Latency objective of requests that do not set their own by headers.
     slo_class
         Class of its requests, one of `slo_classes`, in place of `slo`.
 
@@ -196,8 +196,6 @@ class AdminSettings(_KeyOrDigest):
         Whether `/metrics` too is answered only there.
     """
 
-    key: Secret = None
-    sha256: Digest | None = None
     listen: Annotated[str, AfterValidator(checked_address)] | None = None
     metrics: bool = False
 

@@ -89,7 +89,7 @@ class ModelSettings(Settings):
     aliases
         Further names that clients may use.
     policy
-        Name of the policy, with the policy's own settings beside it; `learned`, as a word, is short for its name alone.
+        Name of the policy, with its own settings beside it.
     default_temperature
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         asks an engine once, by the Responses API.
@@ -99,7 +99,7 @@ class ModelSettings(Settings):
         Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
         docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
     queue
-        Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
+        A queue of a model in the gateway, for requests beyond what its backends should have at once.
     compare
         Comparisons of ways of serving that begin by themselves: docs/compare.md. Null: only when they are asked for.
     backends

@@ -19,7 +19,7 @@ class PickerSettings(Settings):
     listen
         Host and port for gRPC.
     tls
-        TLS, which some gateways of Kubernetes expect; null is clear text. Files that are replaced are read again.
+        TLS, which some gateways of Kubernetes expect. Files that are replaced are read again.
     fallbacks
         How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
     answers

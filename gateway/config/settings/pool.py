@@ -49,23 +49,11 @@ class PoolSettings(Settings):
         API keys of clients. A plain string is a key for all models, named `key-N` by its position in the list. Without
         keys the gateway accepts every request.
     slo_classes
-        Latency objectives by name, for keys (`slo_class`) and requests (`x-slo-class`): page and metrics show how many
-        requests of each are served in time, and policies with the objective `goodput` go by it.
+        Latency objectives by name, for keys (`slo_class`) and requests (`x-slo-class`). The dashboard and metrics show
+        how many requests of each are served in time, and policies with the objective `goodput` go by it.
     paths
         Paths that are relayed; a `*` at the end of one stands for any rest. Others are answered with 404. The default
         is the documented interface of vLLM.
-    cors
-        Web pages that may use the gateway from a browser; null leaves CORS to the engines.
-    recorder
-        Recording of requests; null records nothing.
-    picker
-        The endpoint picker, which `gateway picker` serves.
-    batches
-        Files and batches of OpenAI's batch API; null offers none.
-    state
-        Store of learned statistics and rules; `none` keeps nothing.
-    telemetry
-        OpenTelemetry and the log; off by default.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})

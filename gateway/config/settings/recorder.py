@@ -19,12 +19,12 @@ class RecorderSettings(Settings):
     path
         Folder of the files; created if missing.
     text
-        How prompts and answers are recorded: not at all (`none`), as hashes that n-gram and suffix drafting can be
-        replayed on (`hashes`), or as text (`full`).
+        How prompts and answers are recorded: docs/replay.md. Not at all (`none`), as hashes that n-gram and suffix
+        drafting can be replayed on (`hashes`), or as text (`full`).
     sample
         Share of requests to record, chosen at random.
     compression
-        Compression of the files: `zstd` or `none`.
+        Compression of the files.
     flush_s
         Seconds between two writes; a killed process loses at most this much.
     rotate_mib
@@ -32,11 +32,11 @@ class RecorderSettings(Settings):
     rotate_s
         Age in seconds at which the next file is started.
     keep_s
-        Seconds after its last write at which a file is deleted; null keeps all.
+        Seconds after its last write at which a file is deleted.
     keep_mib
-        Total size in MiB beyond which the oldest files are deleted; null sets no limit.
+        Total size in MiB beyond which the oldest files are deleted.
     queue
-        Most requests waiting to be written; further ones are counted as dropped and not recorded.
+        Most requests waiting to be written; further ones are dropped and counted.
     queue_mib
         Most MiB of text waiting to be written.
     max_text_kib

@@ -44,10 +44,10 @@ class ServerSettings(Settings):
     workers
         Number of worker processes, all listening on the same port.
     reuse_port
-        Whether another gateway of this user may listen on the same port, so that a new version takes over: start it
-        with the same pool file, and end the old one once it listens.
+        Whether another gateway of this user may listen on the same port, so that a new version takes over:
+        docs/upgrade.md.
     tls
-        TLS, for clients and at `admin.listen`; null is clear text. Files that are replaced are read again.
+        TLS, for clients and at `admin.listen`. Files that are replaced are read again.
     drain_s
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
@@ -124,11 +124,10 @@ class TimeoutSettings(Settings):
     idle_s
         Seconds between two parts of a response.
     total_s
-        Seconds from the end of the request to the end of the response; null sets no limit. The header
-        `x-request-timeout` of a request can only shorten it.
+        Seconds from the end of the request to the end of the response. The header `x-request-timeout` of a request
+        can only shorten it.
     keep_alive_s
-        Seconds that an idle connection to a backend is kept for further requests: fewer than a balancer on the way
-        keeps it, since some drop it without a word.
+        Seconds that an idle connection to a backend is kept: fewer than a balancer on the way keeps it.
     """
 
     connect_s: Seconds = 2.0

@@ -29,7 +29,7 @@ def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
 
 
 class StateSettings(Settings):
-    """Store of learned statistics and rules: an SQLite file, or a Redis that several gateways share.
+    """Store of learned statistics and rules: an SQLite file, a Redis that several gateways share, or `none`.
 
     Parameters
     ----------

@@ -22,15 +22,15 @@ def _checked_endpoint(endpoint: str) -> str:
 
 
 class OtlpSettings(Settings):
-    """Export to an OpenTelemetry collector, by OTLP over HTTP.
+    """Export of spans to an OpenTelemetry collector, by OTLP over HTTP.
 
     Parameters
     ----------
     endpoint
-        Address of the collector, such as `http://collector:4318`; `/v1/traces` is appended. Null takes
+        Address of the collector; `/v1/traces` is appended. Null takes
         it from `OTEL_EXPORTER_OTLP_ENDPOINT`, or else uses `http://localhost:4318`.
     headers
-        Headers of each export, such as `authorization`.
+        Headers of each export.
     sample_ratio
         Share of requests without a trace of their own that get spans. A request whose `traceparent` says whether it is
         sampled follows that.
@@ -45,14 +45,14 @@ class OtlpSettings(Settings):
 
 
 class TelemetrySettings(Settings):
-    """What the gateway reports of its requests, besides the series of `/metrics`. Changes need a restart.
+    """OpenTelemetry and the log. Changes need a restart.
 
     Parameters
     ----------
     otlp
-        Export of spans by OpenTelemetry; null exports nothing.
+        Export of spans to an OpenTelemetry collector, by OTLP over HTTP.
     log_format
-        Format of the log: `text`, or `json` with one object a line.
+        Format of the log; `json` is one object a line.
     access_log
         Share of requests that get a line in the log when they end, chosen at random; 0 for none.
     """

@@ -25,7 +25,6 @@ def _read(path: Path, report: Report, units: Units) -> Iterator[TraceRecord]:
     A turn is sent its delay after the end of the answer before it. Where it has no time, that of the turn before it and
     the delay place it in the order.
     """
-    per_s, block_tokens = units.per_s("ms"), units.block_tokens or BLOCK_TOKENS
     last_at: dict[str, float | None] = {}  # by session
     numbers = count(1)
     for number, entry in entries(path, report):
@@ -37,8 +36,8 @@ def _read(path: Path, report: Report, units: Units) -> Iterator[TraceRecord]:
                 session = f"{path.name}:{number}"
             for given in [document] if turns is None else map(read_object, turns):
                 at, delay = given.get("timestamp"), given.get("delay")
-                at_s = None if at is None else read_not_negative(at) / per_s
-                think_s = None if delay is None or session not in last_at else read_not_negative(delay) / per_s
+                at_s = None if at is None else read_not_negative(at) / units.per_s
+                think_s = None if delay is None or session not in last_at else read_not_negative(delay) / units.per_s
                 before_s = last_at.get(session)
                 if at_s is None and think_s is not None and before_s is not None:
                     at_s = before_s + think_s
@@ -52,7 +51,7 @@ def _read(path: Path, report: Report, units: Units) -> Iterator[TraceRecord]:
                     "prompt_tokens": given.get("input_length") if text is None else None,
                     "output_tokens": given.get("output_length"),
                     "hash_ids": given.get("hash_ids"),
-                    "block_tokens": block_tokens,
+                    "block_tokens": units.block_tokens,
                 }
                 yield decode(known, next(numbers))
                 if session and len(last_at) < _MOST_SESSIONS:
@@ -66,4 +65,4 @@ def _has(keys: Mapping[str, Any]) -> bool:
     return bool(own and keys.keys() & {"input_length", "turns", *_TEXTS}) or keys.keys() == {"text"}
 
 
-AIPERF = Format(_read, _has, frozenset({"time_unit", "block_tokens"}))
+AIPERF = Format(_read, _has, Units("ms", BLOCK_TOKENS))

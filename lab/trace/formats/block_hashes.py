@@ -9,7 +9,6 @@ from lab.trace.formats.format import Convert, Format, Units, of_entries
 from lab.trace.record import BLOCK_TOKENS
 from lab.trace.values import read_count, read_time
 
-BAILIAN_BLOCK_TOKENS = 16
 _MOST_CHATS = 1_000_000  # whose conversation is remembered: about 100 MB
 _FACTOR, _MODULUS = 6364136223846793005, 2**61 - 1  # a polynomial of the blocks, below 2^63
 _WORKLOADS = {"coder": "code", "thinking": "reasoning", "text": "chat"}
@@ -21,17 +20,16 @@ def of_mooncake(units: Units) -> Convert:
     Examples
     --------
     >>> document = {"timestamp": 500, "input_length": 9, "output_length": 2, "hash_ids": [4]}
-    >>> of_mooncake(Units())(document)["arrived_at"], of_mooncake(Units(time_unit="s"))(document)["arrived_at"]
-    (0.5, 500.0)
+    >>> [of_mooncake(Units(unit, 512))(document)["arrived_at"] for unit in ("ms", "s")]
+    [0.5, 500.0]
     """
-    per_s, block_tokens = units.per_s("ms"), units.block_tokens or BLOCK_TOKENS
     return lambda document: {
         **document,
-        "arrived_at": document["timestamp"] / per_s,
+        "arrived_at": document["timestamp"] / units.per_s,
         "prompt_tokens": document["input_length"],
         "output_tokens": document["output_length"],
         "hash_ids": document.get("hash_ids"),
-        "block_tokens": block_tokens,
+        "block_tokens": units.block_tokens,
     }
 
 
@@ -42,7 +40,7 @@ class BailianRequests:
 
     Examples
     --------
-    >>> requests = BailianRequests(Units())
+    >>> requests = BailianRequests(Units("s", 16))
     >>> first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "input_length": 20, "output_length": 5, "turn": 1}
     >>> requests(first)["session"], requests(first | {"chat_id": 7, "parent_chat_id": 1, "turn": 2})["session"]
     ('1', '1')
@@ -50,7 +48,7 @@ class BailianRequests:
 
     def __init__(self, units: Units) -> None:
         self._first: dict[int, int] = {}
-        self._per_s, self._block_tokens = units.per_s("s"), units.block_tokens or BAILIAN_BLOCK_TOKENS
+        self._units = units
 
     def __call__(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return a request with the keys of a record."""
@@ -61,7 +59,7 @@ class BailianRequests:
         kind, turn = document.get("type"), document.get("turn")
         return {
             "id": str(chat),
-            "arrived_at": read_time(document["timestamp"]) / self._per_s,
+            "arrived_at": read_time(document["timestamp"]) / self._units.per_s,
             "session": str(first),
             "workload": _WORKLOADS.get(kind, kind) if isinstance(kind, str) else "",
             "prompt_tokens": document["input_length"],
@@ -70,7 +68,7 @@ class BailianRequests:
             if turn is None
             else max(1, 2 * read_count(turn) - 1),  # messages: a question and an answer each
             "prefix_blocks": _with_all_before(document.get("hash_ids")),
-            "block_tokens": self._block_tokens,
+            "block_tokens": self._units.block_tokens,
         }
 
 
@@ -86,10 +84,9 @@ def _next(before: int, block: int) -> int:
 
 
 _LENGTHS = {"timestamp", "input_length", "output_length"}
-_BOTH = frozenset({"time_unit", "block_tokens"})
 MOONCAKE = Format(
     of_entries(of_mooncake),
     lambda keys: keys.keys() >= _LENGTHS and not keys.keys() & {"chat_id", "session_id", "delay"},
-    _BOTH,
+    Units("ms", BLOCK_TOKENS),
 )
-BAILIAN = Format(of_entries(BailianRequests), lambda keys: keys.keys() >= _LENGTHS | {"chat_id"}, _BOTH)
+BAILIAN = Format(of_entries(BailianRequests), lambda keys: keys.keys() >= _LENGTHS | {"chat_id"}, Units("s", 16))

@@ -29,17 +29,18 @@ def _of_conversations(turns_of: Callable[[Any], object]) -> Reader:
                 if isinstance(found, dict) and "role" in found:
                     alone.append(found)
                     continue
-                yield from _requests(turns_of(found), _name(found, number))
+                yield from _requests(turns_of(found), _text(found, "id", number), _text(found, "model"))
             except (ValueError, AttributeError, TypeError) as error:
                 report(BrokenLine(path, number, why(error)))
         if alone:
-            yield from _requests(alone, "1")
+            yield from _requests(alone, "1", "")
 
     return read
 
 
-def _name(entry: Any, number: int) -> str:
-    return str(entry.get("id", number)) if isinstance(entry, dict) else str(number)
+def _text(entry: Any, key: str, default: object = "") -> str:
+    value = entry.get(key) if isinstance(entry, dict) else None
+    return str(default if value is None else value)
 
 
 def _turns(entry: Any) -> object:
@@ -50,7 +51,7 @@ def _messages(entry: Any) -> object:
     return entry.get("messages") if isinstance(entry, dict) else entry
 
 
-def _requests(turns: object, session: str) -> Iterator[TraceRecord]:
+def _requests(turns: object, session: str, model: str) -> Iterator[TraceRecord]:
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise ValueError("has no list of turns: 'conversations' or 'messages'")  # noqa: TRY004 -- invalid data
     messages: list[dict[str, str]] = []
@@ -61,6 +62,7 @@ def _requests(turns: object, session: str) -> Iterator[TraceRecord]:
         return TraceRecord(
             id=f"{session}/{answers}",
             session=session,
+            model=model,
             turns=sum(message["role"] != "system" for message in messages),
             prompt_tokens=sum(tokens),
             output_tokens=None if output is None else estimate_tokens(output),

@@ -14,14 +14,15 @@ from lab.trace.record import TraceRecord
 
 
 class Units(NamedTuple):
-    """What a file does not say of its own numbers, as given on the command line; None for what is usual."""
+    """What a file does not say of its own numbers; None for what it says, or what is not given."""
 
     time_unit: str | None = None  # `s` or `ms`
     block_tokens: int | None = None
 
-    def per_s(self, usual: str) -> float:
-        """Return how many units of time a second has."""
-        return 1000.0 if (self.time_unit or usual) == "ms" else 1.0
+    @property
+    def per_s(self) -> float:
+        """How many units of time a second has."""
+        return 1000.0 if self.time_unit == "ms" else 1.0
 
 
 Reader = Callable[[Path, Report, Units], Iterator[TraceRecord]]
@@ -33,7 +34,7 @@ class Format(NamedTuple):
 
     read: Reader
     has: Callable[[Mapping[str, Any]], bool] = lambda _: False  # whether an object, by all its keys, is of the format
-    takes: frozenset[str] = frozenset()  # fields of `Units` that it reads
+    usual: Units = Units()  # of what its files do not say
 
 
 def of_entries(begin: Callable[[Units], Convert]) -> Reader:

@@ -11,23 +11,25 @@ import orjson
 from backends.validation import UsageError
 from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLines, TraceError, entries
-from lab.trace.record import BLOCK_TOKENS
 
 _ENTRIES = 1000  # that are looked at
 _MOST_PER_S = 50.0
 """Requests per second of a trace in milliseconds beyond which its unit is asked for."""
-_USUAL = {"mooncake": ("ms", BLOCK_TOKENS), "aiperf": ("ms", BLOCK_TOKENS), "bailian": ("s", 16)}
 _SIZES = tuple(2**power for power in range(3, 15))
 _FEWEST = 4
 
 
-def check_units(path: Path, kind: str, takes: frozenset[str], units: Units) -> None:
-    """Raise if a unit is given that the format does not take, or none where the usual one gives what cannot be."""
-    given = {name for name, value in units._asdict().items() if value is not None}
-    for name in sorted(given - takes):
-        raise UsageError(f"--{name.replace('_', '-')}: a trace in {kind} says it by itself")
-    if takes <= given:
-        return
+def units_of(path: Path, kind: str, usual: Units, given: Units) -> Units:
+    """Return the units of a file, as given, else the usual ones of its format.
+
+    Raise if one is given that the file says by itself, or none where the usual one gives what cannot be.
+    """
+    for name, value in given._asdict().items():
+        if value is not None and getattr(usual, name) is None:
+            raise UsageError(f"--{name.replace('_', '-')}: a trace in {kind} says it by itself")
+    units = Units(given.time_unit or usual.time_unit, given.block_tokens or usual.block_tokens)
+    if units == given:
+        return units
     found = []
     for _, entry in islice(entries(path, BrokenLines(lambda _: None)), _ENTRIES):
         try:
@@ -36,9 +38,8 @@ def check_units(path: Path, kind: str, takes: frozenset[str], units: Units) -> N
             continue
         if isinstance(document, dict):
             found.append(document)
-    usual_unit, usual_tokens = _USUAL[kind]
     times = [one["timestamp"] for one in found if isinstance(one.get("timestamp"), int | float)]
-    if units.time_unit is None and usual_unit == "ms" and len(times) > 1:
+    if given.time_unit is None and usual.time_unit == "ms" and len(times) > 1:
         span_s = (max(times) - min(times)) / 1000
         if 0 < span_s * _MOST_PER_S < len(times) - 1:
             rate = (len(times) - 1) / span_s
@@ -46,8 +47,9 @@ def check_units(path: Path, kind: str, takes: frozenset[str], units: Units) -> N
                 f"{path}: its times would be {rate:,.0f} requests a second in milliseconds, and {rate / 1000:,.3g} in "
                 "seconds: say --time-unit ms or --time-unit s"
             )
-    if units.block_tokens is None:
-        _check_blocks(path, usual_tokens, [one for one in found if one.get("hash_ids")])
+    if given.block_tokens is None and usual.block_tokens is not None:
+        _check_blocks(path, usual.block_tokens, [one for one in found if one.get("hash_ids")])
+    return units
 
 
 def _check_blocks(path: Path, usual: int, found: Sequence[dict[str, object]]) -> None:

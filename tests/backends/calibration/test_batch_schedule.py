@@ -7,36 +7,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from backends.calibration.batch_schedule import (
-    SCHEDULED,
-    decode_step_s,
-    goodput,
-    ranges_of,
-)
+from backends.calibration.batch_schedule import SCHEDULED, decode_step_s, goodput, ranges_of
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
-from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.simulator.engine.step import EngineStep
 from backends.speculation import Method
-
-PROMPT, OUTPUT = 37, 40
+from tests.backends.simulator.engine.fleets import steady, steps_of
 
 
 def decoding_step(parameters: EngineParameters, method: Method, name: str, batch: int) -> EngineStep:
     """Return the third step of a batch of equal requests, which accept no drafts."""
     fleet = Fleet([SimulatedReplica("a", load_calibration(name), method, parameters=parameters)])
-    steps = np.ones(OUTPUT, np.int32), np.full(OUTPUT, parameters.k, np.int32)
     for _ in range(batch):
-        fleet.submit_script(0, Script(PROMPT, OUTPUT, *steps), 0.0)
-    now_s, taken = 0.0, []
-    for _ in range(3):
-        step = fleet.step(now_s)
-        assert step is not None
-        now_s += step.duration_s
-        taken.append(step)
-    return taken[-1]
+        fleet.submit_script(0, steady(37, 40, parameters.k, 1), 0.0)
+    return steps_of(fleet, 3)[-1]
 
 
 @pytest.mark.parametrize("method", sorted(SCHEDULED))

@@ -111,7 +111,7 @@ async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: B
         assert len(family) == 3  # the engine, its child and its orphan
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
-        assert not family & bench.processes()
+        await eventually(lambda: not family & bench.processes())  # a busy machine ends them a moment after SIGKILL
         await launcher.wait_ready(10)
         assert pid_of(launcher) != first
         assert (only(launcher).restarts, only(launcher).last_exit) == (1, "killed by SIGKILL")

@@ -151,6 +151,9 @@ async def test_impossible_commands_fail_with_a_message(state: Any) -> None:
         broken = '{"version": 2, "rules": "name: thresholds\\nrules: [{name: x, prefer: [nonsense]}]"}'
         await running.gateway.state.documents.put(f"{MODEL}/pin", broken, after=1)
         assert learned(running).pinned is pinned, "an invalid pin changes nothing"
+        await running.gateway.state.documents.put(f"{MODEL}/pin", "no JSON", after=2)
+        assert "learned decides" in await output_of(running, "show")
+        assert "version 1 decides" in await output_of(running, "pin", "1"), "which mends it"
         assert "There is no model x" in await failure_of(running, "distill", "--model", "x")
 
 

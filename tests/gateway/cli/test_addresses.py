@@ -79,6 +79,15 @@ def test_what_is_not_understood_or_not_taken_over_is_named() -> None:
     assert found.unset == {"file, line 4": "NO_SUCH"}
 
 
+def test_what_only_looks_like_an_address_is_none() -> None:
+    nines, odd = (
+        "9" * 5000,
+        ("url: http://[1.2]:80", "a: {host: h, port: \u00b2}", "host: h\nport: $((N))", "W=http://h:$((N))"),
+    )
+    for text in (*odd, "for i in {1..N}; do W=http://$i; done"):
+        assert searched(text.replace("N", nines)).places == {}, text
+
+
 def test_a_long_line_takes_no_time() -> None:
     for text in ("a.b-", "server ", "${a", f"{ONE} $A ", "host: a "):
         searched(text * (20_000 // len(text)))

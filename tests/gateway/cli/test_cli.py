@@ -8,15 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from backends.launch.ports import free_port
 from gateway.cli.app import app
 from gateway.cli.check import read_pool
 from gateway.cli.output import say_json
 from gateway.config.load import load_pool
 from gateway.routing.keys import digest
-from tests.support.command import ADMIN_KEY, ROOT, gateway_command
+from tests.support.command import ADMIN_KEY, ROOT, gateway_command, until
+from tests.support.waiting import TIMEOUT_S
 
 SMALL = """\
 models:
@@ -139,8 +142,31 @@ def test_commands_print_by_the_one_function_that_cleans_what_others_say() -> Non
     assert printing == {
         "gateway/cli/output.py": 1,
         "gateway/rooms/dashboard/command.py": 1,
-        "gateway/service/run.py": 3,
+        "gateway/service/run.py": 4,
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [("schema",), ("--help",)])
+def test_a_full_disk_is_said_in_a_line(line: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "gateway", *line]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (run.returncode, run.stderr) == (1, b"gateway: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.slow
+def test_a_gateway_whose_output_nobody_takes_serves_on(small: Path) -> None:
+    line, port = [sys.executable, "-m", "gateway", "--config", str(small)], free_port()
+    small.write_text(f"{SMALL}server: {{port: {port}}}\nstate: none\n")
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE) as process,
+    ):
+        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200)
+        process.terminate()
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, said.count(b"standard output cannot be written")) == (0, 1)
 
 
 def test_errors_of_a_file_as_json(wrong: Path) -> None:

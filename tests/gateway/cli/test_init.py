@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,19 @@ def test_it_says_why_it_cannot_write(tmp_path: Path) -> None:
     )
 
 
+def test_it_says_that_a_disk_is_full(tmp_path: Path) -> None:
+    bound = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, bound[1]))
+    try:
+        result = CliRunner().invoke(app, ["init", "--config", str(tmp_path / "pool.yaml")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bound)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"gateway init: cannot write {tmp_path}/pool.yaml: File too large; give another name with --config\n"
+    )
+
+
 KEPT = """
 model_list:
   - {{model_name: m, litellm_params: {{model: m, api_base: "{a}/v1", api_key: sk-secret, rpm: 5}}}}
@@ -77,7 +91,8 @@ def test_it_takes_the_engines_that_a_file_names(tmp_path: Path) -> None:
         assert CliRunner().invoke(app, ["init", "--config", str(pool), "--", *flags]).exit_code == 0
         assert len(load_pool(pool).models["m"].backends) == 2
         pool.unlink()
-        result = CliRunner().invoke(app, ["init", "-", "--config", str(pool)], input=f"proxy_pass {a.url};")
+        latin = f"proxy_pass {a.url}; # caf\xe9".encode("latin-1")
+        result = CliRunner().invoke(app, ["init", "-", "--config", str(pool)], input=latin)
         assert result.exit_code == 0, result.stderr
 
 
@@ -98,6 +113,12 @@ def test_it_says_why_a_file_is_of_no_use(tmp_path: Path, text: str | None, messa
     result = CliRunner().invoke(app, ["init", str(theirs), "--config", str(tmp_path / "pool.yaml")])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_many_addresses_in_one_word_are_no_file(tmp_path: Path) -> None:
+    words = ",".join(f"10.0.0.{number}:8000" for number in range(30))
+    result = CliRunner().invoke(app, ["init", words, "--config", str(tmp_path / "pool.yaml")])
+    assert (result.exit_code, result.stderr[:13], result.stderr.count("\n")) == (2, "gateway init:", 1)
 
 
 def test_the_key_of_the_engines_goes_to_no_public_address_of_a_file() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.dialects.asked_usage import HiddenUsage, StreamHabits, asking, options_to_ask
+from gateway.dialects.asked_usage import StreamHabits, asking, options_to_ask
 
 LAST = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
 MARKED = LAST.replace(b"}]}\n\n", b'}],"system_fingerprint":"v1"}\n\n')
@@ -25,25 +25,25 @@ def learned(events: bytes) -> StreamHabits:
     "reads", [[CHUNK + LAST + USAGE + DONE], [CHUNK, LAST, USAGE, DONE], [CHUNK + LAST, USAGE + DONE]]
 )
 def test_the_client_gets_the_bytes_of_a_stream_without_usage(reads: list[bytes]) -> None:
-    hidden = HiddenUsage(learned(CHUNK + MARKED + DONE))
-    assert b"".join(hidden.take(read) for read in reads) == CHUNK + MARKED + DONE
+    hidden = learned(CHUNK + MARKED + DONE)
+    assert b"".join(hidden.hide(read) for read in reads) == CHUNK + MARKED + DONE
 
 
 def test_each_choice_has_its_fingerprint() -> None:
     other = LAST.replace(b'"index":0', b'"index":1')
-    hidden = HiddenUsage(learned(MARKED))
+    hidden = learned(MARKED)
     expected = MARKED + MARKED.replace(b'"index":0', b'"index":1')
-    assert hidden.take(LAST + other + USAGE) == expected
+    assert hidden.hide(LAST + other + USAGE) == expected
 
 
 def test_a_new_version_of_the_engine_is_named_from_the_next_stream_on() -> None:
     habits = learned(MARKED)
-    HiddenUsage(habits).take(LAST + USAGE.replace(b"v1", b"v2"))
-    assert HiddenUsage(habits).take(LAST) == MARKED.replace(b"v1", b"v2")
+    habits.hide(LAST + USAGE.replace(b"v1", b"v2"))
+    assert habits.hide(LAST) == MARKED.replace(b"v1", b"v2")
 
 
 def test_an_engine_without_fingerprint_gets_none() -> None:
-    assert HiddenUsage(learned(LAST + DONE)).take(LAST + USAGE + DONE) == LAST + DONE
+    assert learned(LAST + DONE).hide(LAST + USAGE + DONE) == LAST + DONE
 
 
 def test_what_the_first_stream_shows_holds_for_the_life_of_the_engine() -> None:
@@ -72,30 +72,30 @@ def test_usage_in_whatever_event_is_taken_out_where_it_was_asked_for(space: byte
             rest = b"%b%b,%b" % (space, field, rest)
         events.append(before + comma + rest)
     for reads in (events, [b"".join(events)]):
-        hidden = HiddenUsage(learned(LAST))
-        assert b"".join(map(hidden.take, reads)) == CHUNK + LAST
+        hidden = learned(LAST)
+        assert b"".join(map(hidden.hide, reads)) == CHUNK + LAST
     null = LAST.replace(b"}]}\n", b'}],"usage":%bnull}\n' % space)
     told = null.replace(b"null", usage)
-    assert HiddenUsage(learned(null)).take(told) == null
+    assert learned(null).hide(told) == null
 
 
 @pytest.mark.parametrize("last", [USAGE, USAGE.replace(b'"choices":[],', b""), USAGE.replace(b"[]", b"[ ]")])
 def test_no_client_gets_an_event_without_choices_that_it_did_not_ask_for(last: bytes) -> None:
-    assert HiddenUsage(learned(LAST)).take(CHUNK + LAST + last + DONE) == CHUNK + LAST + DONE
+    assert learned(LAST).hide(CHUNK + LAST + last + DONE) == CHUNK + LAST + DONE
 
 
 @pytest.mark.parametrize("space", [b"", b" "])
 def test_empty_usage_that_comes_with_asking_is_taken_out(space: bytes) -> None:
     null = CHUNK.replace(b"}]}\n\n", b'}],%b"usage":%bnull}\n\n' % (space, space))
     usage = USAGE.replace(b'":', b'":' + space)
-    assert HiddenUsage(learned(LAST)).take(null + usage) == CHUNK
-    assert HiddenUsage(learned(null + LAST)).take(null) == null
+    assert learned(LAST).hide(null + usage) == CHUNK
+    assert learned(null + LAST).hide(null) == null
 
 
 def test_events_with_names_and_other_line_ends() -> None:
     named = b"id: 7\r\n" + USAGE.replace(b"\n", b"\r\n")
     chunk, done = CHUNK.replace(b"\n", b"\r\n"), DONE.replace(b"\n", b"\r\n")
-    assert HiddenUsage(learned(LAST)).take(chunk + named + done) == chunk + done
+    assert learned(LAST).hide(chunk + named + done) == chunk + done
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,20 @@ async def test_what_is_not_as_expected_is_left_out_alone(tmp_path: Path) -> None
         await it.until("vllm-a", "vllm-c")
 
 
+async def test_a_silent_watch_asks_whether_its_server_is_still_there(tmp_path: Path) -> None:
+    """In Linux's table of connections, timer 2 is that of keep-alive."""
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
+        await it.until("vllm-a")
+        await eventually(lambda: slices(api).watches == ["5"])
+        assert timers(int(api.url.rpartition(":")[2])) == {"02"}
+
+
+def timers(port: int) -> set[str]:
+    """Return the timers of the open connections to a port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return {row[5][:2] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"}
+
+
 @pytest.mark.slow
 async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:

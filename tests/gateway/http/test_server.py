@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -38,14 +38,6 @@ class Echo:
         reply.whole(status, b"", reason.encode())
 
 
-async def write(writer: asyncio.StreamWriter, pieces: Sequence[bytes]) -> None:
-    """Write pieces one after another, for the server to read each by itself."""
-    for piece in pieces:
-        writer.write(piece)
-        await writer.drain()
-        await asyncio.sleep(0)
-
-
 class Served:
     """A running server."""
 
@@ -53,20 +45,13 @@ class Served:
         self.service = service
         self.http = http
         self.port = port
+        self.writers: list[asyncio.StreamWriter] = []
 
-    async def send(self, *pieces: bytes) -> bytes:
-        """Send pieces one after another, end the sending side, and return all that the server sends."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            await write(writer, pieces)
-            async with asyncio.timeout(TIMEOUT_S):
-                if writer.can_write_eof():
-                    writer.write_eof()
-                return await reader.read()
-        except ConnectionError:
-            return b""
-        finally:
-            writer.transport.abort()
+    async def connect(self, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection, which ends with the server at the latest."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
+        self.writers.append(writer)
+        return reader, writer
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +60,10 @@ async def serving(service: Echo, limits: ServerLimits) -> AsyncIterator[Served]:
     server = await asyncio.get_running_loop().create_server(
         lambda: cast("asyncio.Protocol", ServerConnection(http)), "127.0.0.1", 0
     )
-    yield Served(service, http, server.sockets[0].getsockname()[1])
+    served = Served(service, http, server.sockets[0].getsockname()[1])
+    yield served
+    for writer in served.writers:
+        writer.transport.abort()
     server.close()
     for connection in list(http.connections):
         connection.abort()
@@ -103,21 +91,18 @@ def bodies(answers: bytes) -> list[bytes]:
     return found
 
 
-async def answers_of(served: Served, *pieces: bytes, count: int) -> list[bytes]:
-    """Send pieces on a connection that stays open, and return the bodies of so many answers."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    try:
-        await write(writer, pieces)
-        received = b""
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                data = await reader.read(1 << 16)
-                assert data, f"closed after {received[-500:]!r}"
-                received += data
-                if received.count(b"HTTP/1.1 ") >= count and len(bodies(received)) >= count:
-                    return bodies(received)
-    finally:
-        writer.transport.abort()
+async def answers_of(served: Served, sent: bytes, count: int) -> list[bytes]:
+    """Send bytes on a connection that stays open, and return the bodies of so many answers."""
+    reader, writer = await served.connect()
+    writer.write(sent)
+    received = b""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            data = await reader.read(1 << 16)
+            assert data, f"closed after {received[-500:]!r}"
+            received += data
+            if received.count(b"HTTP/1.1 ") >= count and len(bodies(received)) >= count:
+                return bodies(received)
 
 
 async def test_many_pipelined_requests_are_answered_in_order(served: Served) -> None:
@@ -156,21 +141,18 @@ def _often_swept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_often_swept")
 async def test_a_client_that_stalls_its_body_is_refused() -> None:
     async with serving(Echo(), ServerLimits(stall_s=0.3)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await served.connect()
         writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx")
         async with asyncio.timeout(TIMEOUT_S):
             assert status(await reader.readline()) == 408
-        writer.transport.abort()
 
 
-async def begun(
-    served: Served, header: bytes = b"", limit: int = 2**16
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyncio.StreamReader:
     """Send a request on a connection of its own, and wait until the service handles it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=limit)
+    reader, writer = await served.connect(limit)
     writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n%b\r\n" % header)
     await eventually(lambda: served.service.handled)
-    return reader, writer
+    return reader
 
 
 @pytest.mark.slow
@@ -178,13 +160,12 @@ async def begun(
 async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=0.3)) as served:
-        reader, writer = await begun(served, limit=1000)
+        reader = await begun(served, limit=1000)
         while not service.paused:
             service.handled[0].data(b"x" * 100_000)
             await asyncio.sleep(0)
         await eventually(lambda: service.gone)
         assert not served.http.connections
-        writer.transport.abort()
         reader.feed_eof()
 
 
@@ -192,7 +173,7 @@ async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> No
 async def test_a_client_that_receives_slowly_stays() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=1.0)) as served:
-        reader, writer = await begun(served)
+        reader = await begun(served)
         for _ in range(3):
             while not service.paused:
                 service.handled[0].data(b"x" * 100_000)
@@ -200,14 +181,13 @@ async def test_a_client_that_receives_slowly_stays() -> None:
             while service.paused:
                 await reader.read(1 << 16)
         await stays(lambda: not service.gone, 0.2)
-        writer.transport.abort()
 
 
 @pytest.mark.parametrize("is_last", [False, True])
 async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_last: bool) -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=60.0)) as served:
-        reader, writer = await begun(served, b"connection: %b\r\n" % (b"close" if is_last else b"te"))
+        reader = await begun(served, b"connection: %b\r\n" % (b"close" if is_last else b"te"))
         service.handled[0].data(b"x" * 50_000_000)
         if is_last:
             service.handled[0].end()
@@ -221,55 +201,50 @@ async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_l
         assert served.http.connections
         connection.check(now_s + 61.0)
         await eventually(lambda: not served.http.connections)
-        writer.transport.abort()
         reader.feed_eof()
 
 
 async def test_a_connection_whose_answer_is_still_being_received_is_not_idle() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(connections=2)) as served:
-        receiving, writer = await begun(served)
+        receiving = await begun(served)
         service.handled[0].data(b"x" * 50_000_000)
         service.handled[0].end()
         (connection,) = cast("set[ServerConnection]", served.http.connections)
-        idle, other = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
-        await eventually(lambda: has_ended(idle[0]) or connection.is_closing)
+        (idle, _), _ = [await served.connect() for _ in range(2)]
+        await eventually(lambda: has_ended(idle) or connection.is_closing)
         assert not connection.is_closing
-        for each in (writer, idle[1], other[1]):
-            each.transport.abort()
         receiving.feed_eof()
 
 
 async def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
     async with serving(Echo(), ServerLimits(connections=50)) as served:
-        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(50)]
+        connections = [await served.connect() for _ in range(50)]
         await eventually(lambda: len(served.http.connections) == 50)
         for reader, writer in reversed(connections):
             writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
             assert status(await reader.readline()) == 200
-        more = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
+        more = [await served.connect() for _ in range(20)]
         for reader, writer in more:
             writer.write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
             assert status(await reader.readline()) == 200
         await eventually(lambda: sum(reader.at_eof() or has_ended(reader) for reader, _ in connections) == 20)
         assert [has_ended(reader) for reader, _ in connections] == [False] * 30 + [True] * 20
         assert len(served.http.connections) == 50
-        for _, writer in [*connections, *more]:
-            writer.transport.abort()
 
 
 async def test_incomplete_heads_keep_nobody_out() -> None:
     async with serving(Echo(), ServerLimits(connections=20)) as served:
-        slow = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
+        slow = [await served.connect() for _ in range(20)]
         for _, writer in slow:
             writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\nx-")
         await eventually(lambda: all(connection.held_bytes for connection in served.http.connections))
         for _ in range(5):
-            answer = await served.send(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
-            assert status(answer) == 200
-        assert len(served.http.connections) <= 20
-        for _, writer in slow:
+            reader, writer = await served.connect()
+            writer.write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert status(await reader.readline()) == 200
             writer.transport.abort()
+        assert len(served.http.connections) <= 20
 
 
 def has_ended(reader: asyncio.StreamReader) -> bool:
@@ -282,23 +257,21 @@ def has_ended(reader: asyncio.StreamReader) -> bool:
 async def test_far_too_many_connections_are_closed_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     service = Streaming()
     async with serving(service, ServerLimits(connections=1)) as served:
-        connections = [await asyncio.open_connection("127.0.0.1", served.port)]
+        connections = [await served.connect()]
         connections[0][1].write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
         await eventually(lambda: service.handled)
-        connections += [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(200)]
+        connections += [await served.connect() for _ in range(200)]
         await eventually(lambda: all(has_ended(reader) for reader, _ in connections[1:]))
         answered = [reader for reader, _ in connections[1:] if reader._buffer]  # type: ignore[attr-defined]
         assert 0 < len(answered) <= 200
         await eventually(lambda: len(served.http.connections) == 1)
         assert not service.gone
-        for _, writer in connections:
-            writer.transport.abort()
     assert len(caplog.records) == 1
 
 
 async def test_a_request_that_is_not_complete_does_not_count_when_it_has_ended() -> None:
     async with serving(Echo(), ServerLimits(body_bytes=1000, unfinished_bytes=10_000)) as served:
-        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(9)]
+        connections = [await served.connect() for _ in range(9)]
         for _, writer in connections:
             writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n" + b"x" * 900)
         await eventually(lambda: served.http._held_bytes == 8100)
@@ -315,7 +288,7 @@ async def test_a_request_that_is_not_complete_does_not_count_when_it_has_ended()
 async def test_many_small_unfinished_requests_are_refused_from_the_largest_on() -> None:
     limits = ServerLimits(unfinished_bytes=100_000)
     async with serving(Echo(), limits) as served:
-        connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(40)]
+        connections = [await served.connect() for _ in range(40)]
         for number, (_, writer) in enumerate(connections):
             writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 9999\r\n\r\n" + b"x" * (1000 + 100 * number))
             await writer.drain()
@@ -324,8 +297,6 @@ async def test_many_small_unfinished_requests_are_refused_from_the_largest_on() 
         refused = [number for number, (reader, _) in enumerate(connections) if reader._buffer]  # type: ignore[attr-defined]
         assert refused
         assert min(refused) > 20
-        for _, writer in connections:
-            writer.transport.abort()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /late HTT"])
@@ -334,7 +305,7 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
 ) -> None:
     monkeypatch.setattr("gateway.http.connection._BEGIN_S", TIMEOUT_S)
     async with serving(Echo(), LIMITS) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await served.connect()
         writer.write(sent)
         open_ones: Any = served.http.connections  # whose type is what the server knows of them
         await eventually(lambda: any(each._reader.waiting_bytes() == len(sent) for each in open_ones))
@@ -346,16 +317,14 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer
         assert answer.endswith(b"GET /late ")
-        writer.close()
 
 
 async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.connection._BEGIN_S", 0.0)
     async with serving(Echo(), LIMITS) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, _ = await served.connect()
         await eventually(lambda: served.http.connections)
         for connection in list(served.http.connections):
             connection.shutdown()
         async with asyncio.timeout(TIMEOUT_S):
             assert await reader.read() == b""
-        writer.close()

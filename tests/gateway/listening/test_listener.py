@@ -30,6 +30,12 @@ def test_two_addresses_of_a_gateway_are_not_one(reuse_port: bool) -> None:
         next(opened)
 
 
+def test_a_name_that_cannot_be_one_is_told() -> None:
+    pool = {"server": {"host": "a..b"}, "models": {"m": {"backends": {"a": {"url": "http://127.0.0.1:1"}}}}}
+    with pytest.raises(ListenError, match=r"cannot listen on a\.\.b port 8080: no such name"):
+        next(open_sockets(PoolSettings.model_validate(pool), {}, {}))
+
+
 @pytest.mark.slow
 def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "temporary").mkdir()

@@ -12,11 +12,12 @@ import pytest
 from gateway.http import server
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
 from tests.gateway.relay.test_frontends import BODY, Raw, post
-from tests.support.upstream import Wire, well
+from tests.support.upstream import hang, well
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 
 PATH = b"/v1/chat/completions"
 HEAD = b"POST " + PATH + b" HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+PATIENT = {"first_byte_s": 600.0}
 ADMIN = b"authorization: Bearer %b\r\n" % ADMIN_KEY.encode()
 
 
@@ -44,12 +45,11 @@ async def test_the_bound_of_bodies_holds_on_all_paths(gateway_of: Start) -> None
                 begin + b"transfer-encoding: chunked\r\n\r\n28f6\r\n",
                 begin + b"transfer-encoding: chunked\r\n\r\n28f5\r\n" + b"x" * 10485 + b"\r\n1\r\n",
             ):
-                raw = await Raw.to(running)
-                raw.writer.write(data)
-                status, _, body = await raw.answer()
+                async with Raw.to(running) as raw:
+                    raw.writer.write(data)
+                    status, _, body = await raw.answer()
                 assert status == 413, (path, data[:200])
                 texts.add(body)
-                raw.close()
             assert len(texts) == 1, "one text for one error"
         assert running.upstreams["a"].seen == []
 
@@ -59,8 +59,7 @@ REFUSED = b"GET /v1/chat/completions HTTP/1.1\r\nhost: h\r\n\r\n"
 
 async def test_pipelined_refusals(gateway_of: Start, caplog: pytest.LogCaptureFixture) -> None:
     count = 500
-    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running, Raw.to(running) as raw:
         raw.writer.write(REFUSED * count)
         with caplog.at_level(logging.INFO):
             statuses = {(await raw.answer())[0] for _ in range(count)}
@@ -68,15 +67,13 @@ async def test_pipelined_refusals(gateway_of: Start, caplog: pytest.LogCaptureFi
         assert len([record for record in caplog.records if not record.name.startswith("httpx")]) < 5
         raw.writer.write(post(extra=b"x-api-key: sk-x\r\n"))
         assert (await raw.answer())[0] == 200
-        raw.close()
 
 
 @pytest.mark.slow
 async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start) -> None:
     """The gateway stops reading; it neither queues the requests nor their answers."""
     count = 50_000_000 // len(REFUSED)
-    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running, Raw.to(running) as raw:
         await eventually(lambda: running.server.connections)
         (connection,) = running.server.connections
         sending = asyncio.create_task(send(raw.writer, REFUSED, count))
@@ -87,17 +84,12 @@ async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start) -> N
         statuses = {(await raw.answer())[0] for _ in range(300)}
         assert statuses == {401}
         sending.cancel()
-        raw.close()
 
 
 @pytest.mark.slow
 async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.until_closed()
-
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 200_000}]}).encode()
-    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, behaviour=hang, timeouts=PATIENT) as running, Raw.to(running) as raw:
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
         (connection,) = running.server.connections
@@ -117,11 +109,7 @@ async def send(writer: asyncio.StreamWriter, data: bytes, count: int) -> None:
 
 
 async def test_a_pipelining_client_that_leaves_is_noticed(gateway_of: Start) -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.until_closed()
-
-    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, behaviour=hang, timeouts=PATIENT) as running, Raw.to(running) as raw:
         raw.writer.write(post() * 3)
         await eventually(lambda: len(running.upstreams["a"].seen) == 1)
         raw.close()
@@ -138,8 +126,7 @@ async def test_requests_behind_a_refusal_are_dropped(
     """Refused before its body, while the rest of the body and more requests still come."""
     monkeypatch.setattr("gateway.http.connection._LINGER_S", 1.0)  # longer than a busy machine takes to send them
     keys: list[Any] = ["sk-x"]
-    async with gateway_of({"a": "baseline"}, keys=keys) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, keys=keys) as running, Raw.to(running) as raw:
         for _ in range(3 if known else 0):
             raw.writer.write(post())
             assert (await raw.answer())[0] == 401
@@ -151,7 +138,6 @@ async def test_requests_behind_a_refusal_are_dropped(
             raw.writer.write(post())
             await running.until_read()
         assert await until_closed(raw) == b""
-        raw.close()
         assert running.upstreams["a"].seen == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -160,10 +146,8 @@ async def test_a_refusal_is_read_by_a_client_that_is_still_sending(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http.connection._LINGER_S", 1.0)
-    async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running, Raw.to(running) as raw:
         raw.writer.write(HEAD % 3_000_000 + b"x" * 3_000_000)
         await raw.writer.drain()
         status, headers, _ = await raw.answer()
         assert (status, headers["connection"]) == (413, "close")
-        raw.close()

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.relay.answers import MAX_HELD_BYTES
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import END, Behaviour, Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, answering, delta
 
 KEY = {"authorization": "Bearer sk-team"}
 KEYS = [{"name": "team", "key": "sk-team"}]
@@ -22,13 +22,6 @@ async def charged(running: Running) -> float:
     """Return the tokens that the key has been charged, once no request is in flight."""
     await running.until(lambda: not running.gateway.relay.exchanges)
     return await running.counted("gateway_key_tokens_total", key="team")
-
-
-def answering(document: Any, status: int = 200) -> Behaviour:
-    async def send(wire: Wire) -> None:
-        await wire.json(document, status)
-
-    return send
 
 
 def padded(document: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
 from gateway.http import server
 from tests.gateway.conftest import Running, Start
 from tests.gateway.relay.test_frontends import BODY, Raw, post
-from tests.support.upstream import Wire, answer
+from tests.support.upstream import answer, answering
 from tests.support.waiting import TIMEOUT_S
 
 PATH = b"/v1/chat/completions"
@@ -61,26 +63,24 @@ ACCEPTED: dict[str, bytes] = {
 }
 
 
-async def everything(raw: Raw) -> bytes:
-    """Return what the gateway sends until it closes the connection."""
-    async with asyncio.timeout(TIMEOUT_S):
-        try:
-            return await raw.reader.read()
-        finally:
-            raw.close()
+@contextlib.asynccontextmanager
+async def connected(running: Running, *, known: bool) -> AsyncIterator[Raw]:
+    """Open a connection, on which the head of `post` may be known."""
+    async with Raw.to(running) as raw:
+        for _ in range(2 if known else 0):
+            raw.writer.write(post())
+            assert (await raw.answer())[0] == 200
+        yield raw
 
 
 async def after_refusal(running: Running, data: bytes, *, known: bool) -> bytes:
     """Send a request that is refused, and another one behind it; return all answers but those before."""
-    raw = await Raw.to(running)
-    if known:  # the refused request is in the same read as one with the known head
-        for _ in range(2):
-            raw.writer.write(post())
+    async with connected(running, known=known) as raw, asyncio.timeout(TIMEOUT_S):
+        # The refused request is in the same read as one with the known head.
+        raw.writer.write((post() if known else b"") + data + SMUGGLED)
+        if known:
             assert (await raw.answer())[0] == 200
-    raw.writer.write((post() if known else b"") + data + SMUGGLED)
-    if known:
-        assert (await raw.answer())[0] == 200
-    return await everything(raw)
+        return await raw.reader.read()
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -104,16 +104,9 @@ async def test_what_is_refused(gateway_of: Start, monkeypatch: pytest.MonkeyPatc
 
 
 async def answer_and_next(running: Running, data: bytes, *, known: bool) -> list[int]:
-    raw = await Raw.to(running)
-    if known:
-        for _ in range(2):
-            raw.writer.write(post())
-            assert (await raw.answer())[0] == 200
-    raw.writer.write(data + NEXT)
-    try:
+    async with connected(running, known=known) as raw:
+        raw.writer.write(data + NEXT)
         return [(await raw.answer())[0] for _ in range(2)]
-    finally:
-        raw.close()
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -128,8 +121,7 @@ async def test_what_is_accepted(gateway_of: Start, known: bool) -> None:
 
 
 async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
         extra = b"Connection: X-Hop, x-other ,keep-alive\r\nconnection: x-third\r\n"
         hop = b"x-hop: 1\r\nX-Other: 2\r\nx-third: 3\r\nx-end: 4\r\nkeep-alive: timeout=5\r\nte: trailers\r\n"
         raw.writer.write(post(extra=extra + hop))
@@ -137,14 +129,11 @@ async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) ->
         seen = running.upstreams["a"].seen[0]
         names = ("connection", "x-hop", "x-other", "x-third", "x-end", "keep-alive", "te")
         assert [seen.header(name) for name in names] == [None, None, None, None, "4", None, None]
-        raw.close()
 
 
 async def test_headers_that_a_backend_names_in_connection_are_not_relayed(gateway_of: Start) -> None:
-    async def hops(wire: Wire) -> None:
-        extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
-        await wire.json(answer("a"), headers=extra + "x-end: 2\r\n")
-
+    extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
+    hops = answering(answer("a"), headers=extra + "x-end: 2\r\n")
     async with gateway_of({"a": "baseline"}, behaviour=hops) as running:
         for _ in range(3):
             headers = (await running.chat()).headers

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -24,8 +26,13 @@ class Raw:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def to(cls, running: Running) -> Raw:
-        return cls(*await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2])))
+    @contextlib.asynccontextmanager
+    async def to(cls, running: Running) -> AsyncIterator[Raw]:
+        raw = cls(*await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2])))
+        try:
+            yield raw
+        finally:
+            raw.close()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         async with asyncio.timeout(5):
@@ -46,8 +53,7 @@ class Raw:
 
 
 async def test_expect_100_continue(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
         request = post(extra=b"expect: 100-continue\r\n")
         head = request[: -len(BODY)]
         raw.writer.write(head)
@@ -56,43 +62,34 @@ async def test_expect_100_continue(gateway_of: Start) -> None:
         raw.writer.write(BODY)
         assert (await raw.answer())[0] == 200
         assert running.upstreams["a"].seen[0].header("expect") is None
-        raw.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) -> None:
     body = json.dumps({"model": MODEL, "messages": [], "stream": stream}).encode()
     async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        raw.writer.write(post(body, extra=b"connection: close\r\n"))
-        status, headers, _ = await raw.answer()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await raw.reader.read() == b""
-        raw.close()
-        raw = await Raw.to(running)
-        raw.writer.write(post(body, version=b"1.0"))
-        async with asyncio.timeout(5):
-            everything = await raw.reader.read()
-        assert everything.startswith(b"HTTP/1.1 200 OK\r\n")
-        raw.close()
+        async with Raw.to(running) as raw:
+            raw.writer.write(post(body, extra=b"connection: close\r\n"))
+            status, headers, _ = await raw.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await raw.reader.read() == b""
+        async with Raw.to(running) as raw, asyncio.timeout(5):
+            raw.writer.write(post(body, version=b"1.0"))
+            assert (await raw.reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
+    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
         running.upstreams["a"].version = None
-        raw = await Raw.to(running)
         for path in (b"/health", b"/version", b"/v1/models", b"/v1/models/m", b"/version?x=1", b"/readyz"):
             raw.writer.write(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % path)
             assert (await raw.answer())[0] == 200
-        raw.close()
         assert [request.target for request in running.upstreams["a"].seen] == ["/version", "/version?x=1"]
 
 
 async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
         raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")
         status, _, body = await raw.answer()
         assert status == 400
         assert b"not a JSON object" in body, "expected the answer to the request, not to the garbage"
-        raw.close()

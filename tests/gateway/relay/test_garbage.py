@@ -9,33 +9,26 @@ import pytest
 
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.gateway.relay.test_frontends import Raw, post
-from tests.support.upstream import Wire, delta, well
+from tests.support.upstream import endless, well
 
 OURS = ("gateway.", "backends.", "policies.", "httptools.", "uvicorn.", "uvloop.")
 STREAM = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
 
 
 async def send_requests(running: Running) -> None:
-    raw = await Raw.to(running)
-    for _ in range(3):
-        raw.writer.write(post())
-        assert (await raw.answer())[0] == 200
-    raw.close()
+    async with Raw.to(running) as raw:
+        for _ in range(3):
+            raw.writer.write(post())
+            assert (await raw.answer())[0] == 200
 
 
 async def leave_a_stream(running: Running) -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
     upstream = running.upstreams["a"]
     upstream.behaviour = endless
     before = upstream.aborted
-    raw = await Raw.to(running)
-    raw.writer.write(post(STREAM))
-    await raw.reader.readuntil(b"one")
-    raw.close()
+    async with Raw.to(running) as raw:
+        raw.writer.write(post(STREAM))
+        await raw.reader.readuntil(b"one")
     await running.until(lambda: upstream.aborted > before)
     upstream.behaviour = well
 

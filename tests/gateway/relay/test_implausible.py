@@ -11,7 +11,7 @@ import pytest
 
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.gateway.relay.test_charging import charged
-from tests.support.upstream import Behaviour, Wire, answer
+from tests.support.upstream import Behaviour, Wire, answer, answering
 
 KEY = {"authorization": "Bearer sk-team"}
 DIGITS = "9" * 400
@@ -68,12 +68,8 @@ async def test_a_number_of_400_digits_leaves_the_place_of_its_key_free(gateway_o
 
 async def test_times_that_cannot_be_are_not_observed(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
-
-        async def behaviour(wire: Wire) -> None:
-            metrics = {"queue_time_ms": 1e300, "generation_time_ms": "soon"}
-            await wire.json(answer("a") | {"metrics": metrics})
-
-        running.upstreams["a"].behaviour = behaviour
+        metrics = {"queue_time_ms": 1e300, "generation_time_ms": "soon"}
+        running.upstreams["a"].behaviour = answering(answer("a") | {"metrics": metrics})
         assert (await running.chat()).status_code == 200
         for what in ("queue_time_ms", "generation_time_ms"):
             assert await running.counted(SERIES, what=what) == 1

@@ -41,8 +41,7 @@ async def make_head_known(raw: Raw) -> None:
 async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
     key = b"authorization: Bearer sk-right\r\n"
     keys = [{"name": "k", "key": "sk-right", "may_override": True}]
-    async with gateway_of({"a": "baseline", "b": "ngram"}, keys=keys) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline", "b": "ngram"}, keys=keys) as running, Raw.to(running) as raw:
         for _ in range(3):
             raw.writer.write(post(SHORT, key))
             assert (await raw.answer())[0] == 200
@@ -57,7 +56,6 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
         assert (await raw.answer())[0] == 200
         raw.writer.write(post(SHORT, key))
         assert (await raw.answer())[0] == 200
-        raw.close()
 
 
 async def test_whether_there_is_a_body_is_judged_for_each_request(gateway_of: Start) -> None:
@@ -65,25 +63,22 @@ async def test_whether_there_is_a_body_is_judged_for_each_request(gateway_of: St
     health = b"GET /health HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
     async with gateway_of({"a": "baseline"}, keys=[{"name": "k", "key": "sk-right"}]) as running:
         for head, status in ((options, 401), (health, 400)):
-            raw = await Raw.to(running)
-            for _ in range(2):
-                raw.writer.write(head % 0)
-                assert (await raw.answer())[0] == 200
-            raw.writer.write(head % 5 + b"hello")
-            assert (await raw.answer())[0] == status
-            raw.close()
+            async with Raw.to(running) as raw:
+                for _ in range(2):
+                    raw.writer.write(head % 0)
+                    assert (await raw.answer())[0] == 200
+                raw.writer.write(head % 5 + b"hello")
+                assert (await raw.answer())[0] == status
         assert [seen.body for seen in running.upstreams["a"].seen] == [b""] * 2
 
 
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
-    async with gateway_of({"a": "baseline"}, behaviour=echo) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, behaviour=echo) as running, Raw.to(running) as raw:
         await make_head_known(raw)
         async with asyncio.timeout(5):
             assert await raw.reader.read() == b""
-        raw.close()
 
 
 @pytest.mark.slow
@@ -94,10 +89,8 @@ async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monk
 
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
-    async with gateway_of({"a": "baseline"}, behaviour=slow) as running:
-        raw = await Raw.to(running)
+    async with gateway_of({"a": "baseline"}, behaviour=slow) as running, Raw.to(running) as raw:
         raw.writer.write(post(chat("a")))
         assert await echoed(raw) == "a"
         raw.writer.write(post(chat("b")))
         assert await echoed(raw) == "b"
-        raw.close()

@@ -9,7 +9,7 @@ import pytest
 from gateway.routing.large_bodies import Turns
 from tests.gateway.conftest import MODEL, Start
 from tests.gateway.relay.test_frontends import Raw, post
-from tests.support.upstream import Wire
+from tests.support.upstream import answering
 from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
@@ -48,11 +48,7 @@ async def test_the_bound_is_a_setting_and_bodies_that_are_no_json_have_none(gate
         few, many = ({"model": MODEL, "prompt": list(range(count))} for count in (49_000, 51_000))
         assert (await running.client.post("/v1/completions", json=few)).status_code == 200
         assert (await running.client.post("/v1/completions", json=many)).status_code == 413
-
-        async def transcribe(wire: Wire) -> None:
-            await wire.json({"text": "hi"})
-
-        running.upstreams["a"].behaviour = transcribe
+        running.upstreams["a"].behaviour = answering({"text": "hi"})
         audio = bytes(range(256)) * 2**13
         assert (await running.client.post("/v1/audio/transcriptions", content=audio)).status_code == 200
         assert running.upstreams["a"].seen[-1].body == audio
@@ -68,10 +64,9 @@ async def test_a_client_that_leaves_before_its_turn_frees_its_place(
     monkeypatch.setattr(Turns, "_continue", lambda self: None)  # its turn does not come
     async with gateway_of({"a": "baseline"}) as running:
         limits, turns = running.gateway.relay.limits, running.gateway.relay.turns
-        raw = await Raw.to(running)
-        raw.writer.write(post(body))
-        await eventually(lambda: limits.in_flight == 1)
-        raw.close()
+        async with Raw.to(running) as raw:
+            raw.writer.write(post(body))
+            await eventually(lambda: limits.in_flight == 1)
         await eventually(lambda: limits.in_flight == 0)
         while turns._waiting:
             turns._step()

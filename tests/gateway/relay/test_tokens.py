@@ -15,7 +15,7 @@ from lab.trace.read import read_trace
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.stepping_engine import PROMPT_TOKENS, SteppingEngine
-from tests.support.upstream import Wire
+from tests.support.upstream import answering
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TOKENS, PER_STEP = 60, 3
@@ -181,11 +181,7 @@ async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
         await running.chat(stream=True)
         for text, sent in (("`stream_options` is fine, but you are not", 2), ("you are not fine", 1)):
             seen = len(running.upstreams["a"].seen)
-
-            async def refuse(wire: Wire, text: str = text) -> None:
-                await wire.json({"error": {"message": text, "code": 400}}, 400)
-
-            running.upstreams["a"].behaviour = refuse
+            running.upstreams["a"].behaviour = answering({"error": {"message": text, "code": 400}}, 400)
             assert (await running.chat(stream=True)).status_code == 400
             assert len(running.upstreams["a"].seen) - seen == sent
         running.upstreams["a"].behaviour = engine

@@ -14,7 +14,7 @@ from backends.speculation import Method
 from gateway.routing.contexts import nearest, refusal_of
 from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import Behaviour, Wire
+from tests.support.upstream import Behaviour, answering
 
 SHORT, LONG = 1024, 32_768
 LONG_PROMPT = "word " * 3000
@@ -68,11 +68,7 @@ VLLM = "This model's maximum context length is {} tokens. However, your prompt c
 
 def refusing(tokens: int, text: str = VLLM) -> Behaviour:
     """Return an engine that refuses each request for its length."""
-
-    async def refuse(wire: Wire) -> None:
-        await wire.json({"error": {"message": text.format(tokens), "type": "BadRequestError", "code": 400}}, 400)
-
-    return refuse
+    return answering({"error": {"message": text.format(tokens), "type": "BadRequestError", "code": 400}}, 400)
 
 
 async def until_told(running: Running, **tokens: int) -> None:

@@ -8,10 +8,13 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.config.settings import PoolSettings
@@ -23,22 +26,28 @@ from gateway.service.worker import Assignment, Configuration, work
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.pool_file import CHAT, write_pool
-from tests.support.upstream import upstreams_in_thread
+from tests.support.upstream import Wire, upstreams_in_thread, well
 from tests.support.waiting import TIMEOUT_S, eventually
 
 KEY = {"authorization": "Bearer sk-plain"}
 
 
+async def slowly(wire: Wire) -> None:
+    """Answer after the time of a report between workers."""
+    await asyncio.sleep(0.05)
+    await well(wire)
+
+
 @contextlib.contextmanager
 def pool_file(folder: Path, **admin: Any) -> Iterator[Path]:
     """A pool file with two upstreams, which run on their own event loop."""
-    with upstreams_in_thread("ab", "m") as upstreams:
+    with upstreams_in_thread("ab", "m", slowly) as upstreams:
         yield write_pool(
             folder / "pool.yaml",
             {each.name: each.url for each in upstreams},
             server={"drain_s": 3},
             health={"interval_s": 0.2},
-            keys=[{"name": "plain", "key": "sk-plain"}],
+            keys=[{"name": "plain", "key": "sk-plain"}, {"name": "four", "key": "sk-four", "max_in_flight": 4}],
             admin={"key": ADMIN_KEY, **admin},
         )
 
@@ -118,6 +127,19 @@ def test_each_worker_shows_on_the_dashboard_what_all_have_counted(two: Command) 
     for _ in range(12):
         assert two.post("/v1/chat/completions", CHAT | {"stream": True}, headers=KEY).status_code == 200
     until(lambda: [*shown().values()] == [(True, 12)] * 2)
+
+
+@pytest.mark.slow
+def test_who_keeps_to_the_requests_in_flight_of_a_key_is_never_refused(two: Command) -> None:
+    """Also if the next request comes to another worker, where the end of the one before is not known yet."""
+
+    def ask(times: int) -> list[int]:
+        with httpx.Client(base_url=two.url, timeout=TIMEOUT_S, trust_env=False) as client:
+            headers = {"authorization": "Bearer sk-four", "connection": "close"}
+            return [client.post("/v1/chat/completions", json=CHAT, headers=headers).status_code for _ in range(times)]
+
+    with ThreadPoolExecutor(4) as clients:
+        assert Counter(status for answered in clients.map(ask, [25] * 4) for status in answered) == {200: 100}
 
 
 def states(command: Command) -> set[str]:

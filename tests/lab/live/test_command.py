@@ -74,19 +74,8 @@ async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path:
 
     async with Upstream("a", "the-model", held_back) as server:
         process = await start(
-            *(
-                "replay",
-                trace,
-                "--live",
-                f"{server.url}/v1",
-                "--warmup",
-                2,
-                "--api-key",
-                "secret-key",
-                "--slo",
-                "e2e=60",
-            ),
-            *("--json", out, "--report", page),
+            *("replay", trace, "--live", f"{server.url}/v1", "--warmup", 2, "--api-key", "secret-key"),
+            *("--slo", "e2e=60", "--json", out, "--report", page),
         )
         status, printed, error = await ended(process)
         assert status == 0, error
@@ -223,11 +212,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--json", out)
-    code, printed, error = command(*given, "--api-key", "team-key")
-    assert code == 0, error
-    [one] = orjson.loads(out.read_bytes())["policies"].values()
+    given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--api-key", "team-key")
+    printed, document = invoked.figures("replay", tmp_path, *given)
+    [one] = document["policies"].values()
     assert (one["requests"], one["errors"]) == (12, 0)
     assert one["shares"] == {"head": 0.5, "plain": 0.5}  # round robin; the preflight sends an even number of requests
     assert "head 50%  plain 50%" in printed
@@ -235,25 +222,20 @@ def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
 
 
 def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:
-    trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
+    trace = tmp_path / "trace.jsonl"
     shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
     write_trace(trace, [replace(shared, arrived_at=n / 10) for n in range(10)])
     rows = ("--live", f"first={gateway.url}", "--live", f"second={gateway.url}")
-    assert command(trace, *rows, "--api-key", "team-key", "--json", out)[0] == 0
-    by_row = orjson.loads(out.read_bytes())["policies"]
+    by_row = invoked.figures("replay", tmp_path, trace, *rows, "--api-key", "team-key")[1]["policies"]
     assert list(by_row) == ["first", "second"]
     for one in by_row.values():
-        matches = [
-            re.search(r"(\d+)% of the prompt tokens were found in a prefix cache", note) for note in one["notes"]
-        ]
-        shares = [int(match[1]) for match in matches if match]
-        assert len(shares) == 1
-        assert 70 <= shares[0] <= 85  # at most three blocks of 512 in four of five requests at each replica
+        notes = "\n".join(one["notes"])
+        [share] = re.findall(r"(\d+)% of the prompt tokens were found in a prefix cache", notes)
+        assert 70 <= int(share) <= 85  # at most three blocks of 512 in four of five requests at each replica
 
 
 def test_a_missing_key_is_reported_before_anything_is_sent(gateway: Command) -> None:
-    code, printed, error = command(AZURE, "--live", gateway.url)
-    assert (code, printed) == (2, "")
+    error = invoked.refused("replay", AZURE, "--live", gateway.url)
     assert "/v1/models answered 401; give the key with --api-key" in error
 
 
@@ -276,18 +258,16 @@ def test_a_missing_key_is_reported_before_anything_is_sent(gateway: Command) -> 
     ],
 )
 def test_wrong_input_is_reported_and_exits_2(options: list[object], message: str) -> None:
-    code, printed, error = command(AZURE, *options)
-    assert (code, printed) == (2, "")
-    assert message in error
+    assert message in invoked.refused("replay", AZURE, *options)
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    code, _, error = command(empty, "--live", "http://127.0.0.1:9")
-    assert (code, error) == (2, "gateway replay: the trace has no requests\n")
+    given = (empty, "--live", "http://127.0.0.1:9")
+    assert invoked.refused("replay", *given) == "gateway replay: the trace has no requests\n"
     write_trace(empty, [TraceRecord(endpoint="embeddings", arrived_at=0.0, prompt="a")])
-    assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
+    assert "no requests that generate text" in invoked.refused("replay", *given)
 
 
 def test_the_status_is_1_without_any_successful_request(tmp_path: Path) -> None:

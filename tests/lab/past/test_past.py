@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
 import yaml
 
@@ -30,7 +29,7 @@ from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, Outcome
 from policies.roles import Learner
-from tests.lab.invoked import run
+from tests.lab.invoked import figures, refused, run
 from tests.support.report import ReportPage
 
 LIKE = "llama-3.1-8b-h100"
@@ -149,13 +148,11 @@ def test_step_times_are_found_again_in_what_was_recorded(hidden: str, config: Pa
 
 
 def test_the_error_stands_beside_each_result(hidden: str, config: Path, tmp_path: Path) -> None:
-    trace, figures, page, rules = (tmp_path / name for name in ("t.jsonl", "f.json", "p.html", "rules.yaml"))
+    trace, page, rules = (tmp_path / name for name in ("t.jsonl", "p.html", "rules.yaml"))
     write_trace(trace, recorded(hidden, 400, 6.0))
     given = (trace, "--config", config)
-    code, printed, _ = run("replay", *given, "--policy", "least_loaded", "--json", figures, "--report", page)
-    assert code == 0
+    printed, document = figures("replay", tmp_path, *given, "--policy", "least_loaded", "--report", page)
     assert printed.startswith("Step times of plain: fitted to half of ")
-    document = orjson.loads(figures.read_bytes())
     assert document["past"]["error"] < 0.10
     assert document["verdict"].endswith(document["past"]["said"])
     assert set(document["past"]["replicas"]) == set(REPLICAS)
@@ -173,13 +170,11 @@ def test_the_error_stands_beside_each_result(hidden: str, config: Path, tmp_path
 
 @pytest.mark.slow
 def test_a_plan_goes_by_what_was_recorded_of_the_present_pool(hidden: str, config: Path, tmp_path: Path) -> None:
-    trace, out, figures = tmp_path / "t.jsonl", tmp_path / "plan.yaml", tmp_path / "plan.json"
+    trace, out = tmp_path / "t.jsonl", tmp_path / "plan.yaml"
     write_trace(trace, recorded(hidden, 600, 6.0))
     few = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1, "--limit", 140)
-    given = ("plan", trace, "--replicas", 2, "--config", config, *few, "--out", out, "--json", figures)
-    code, printed, _ = run(*given, "--calibration", LIKE)
-    assert code == 0
-    plan = orjson.loads(figures.read_bytes())
+    given = (trace, "--replicas", 2, "--config", config, *few, "--out", out)
+    printed, plan = figures("plan", tmp_path, *given, "--calibration", LIKE)
     assert plan["past"]["error"] < 0.10
     assert plan["verdict"].endswith(plan["past"]["said"])
     assert f"# {plan['verdict']}" in out.read_text()
@@ -193,8 +188,7 @@ def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, conf
     trace = tmp_path / "t.jsonl"
     known = recorded(hidden, 300, 6.0)
     write_trace(trace, [replace(one, backend="", method="") for one in known])
-    code, printed, error = run("replay", trace, "--config", config)
-    assert (code, printed) == (2, "")
+    error = refused("replay", trace, "--config", config)
     assert "--calibration: the trace has no times of plain, lookup, head" in error
     assert run("replay", trace, "--config", config, "--calibration", LIKE)[0] == 0
     # A replica that has served nothing has what the others show.

@@ -47,20 +47,19 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 run = partial(invoked.run, "plan")
+figures = partial(invoked.figures, "plan")
 
 
 @pytest.mark.slow
 def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_path: Path) -> None:
-    pool, out, figures = tmp_path / "pool.yaml", tmp_path / "plan.yaml", tmp_path / "plan.json"
+    pool, out = tmp_path / "pool.yaml", tmp_path / "plan.yaml"
     pool.write_text(POOL)
-    code, printed, _ = run(trace, "--replicas", 2, "--config", pool, *FEW, "--out", out, "--json", figures)
-    assert code == 0
+    printed, plan = figures(tmp_path, trace, "--replicas", 2, "--config", pool, *FEW, "--out", out)
     assert "2x eagle3 k=3" in printed
     assert "the plan, best of one kind" in printed
     assert "present" in printed
     assert "To change: 1x baseline, 1x ngram k=4 -> 2x eagle3 k=3." in printed
     assert "eagle3 k=3: 15.75 GiB of weights (0.79 of the draft)" in printed
-    plan = orjson.loads(figures.read_bytes())
     assert plan["chosen"] == "2x eagle3 k=3"
     present = next(one for one in plan["mixes"] if one["is"] == "present")
     assert present["mix"] == "1x baseline, 1x ngram k=4"
@@ -78,12 +77,11 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     made = load_pool(out).models["llama"]
     assert made.policy.name == "least_loaded"
     assert list(made.backends) == ["eagle3-k3-1", "eagle3-k3-2"]
-    served = made.backends["eagle3-k3-2"].serve
+    served, config = made.backends["eagle3-k3-2"].serve, made.backends["eagle3-k3-2"].speculative_config
     assert served is not None
+    assert config is not None
     assert served.env == {"CUDA_VISIBLE_DEVICES": "1"}
     assert served.flags == ["--gpu-memory-utilization", "0.9"]
-    config = made.backends["eagle3-k3-2"].speculative_config
-    assert config is not None
     assert (config.model, config.num_speculative_tokens) == ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 3)
     commands = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
     assert len(commands) == 2
@@ -95,14 +93,11 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
-    figures = tmp_path / "plan.json"
     given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006")
     best = {}
     for calibration in ("llama-3.1-8b-h200", "llama-3.1-8b-l40s"):
-        code, printed, _ = run(*given, "--calibration", calibration, "--json", figures)
-        assert code == 0
+        printed, plan = figures(tmp_path, *given, "--calibration", calibration)
         assert "SLO kept" in printed
-        plan = orjson.loads(figures.read_bytes())
         assert plan["calibration"] == calibration
         best[calibration] = max(one["value"] for one in plan["mixes"])
     assert best["llama-3.1-8b-l40s"] < best["llama-3.1-8b-h200"]
@@ -131,14 +126,12 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_shortened_context_refuses_is_said_and_not_planned(trace: Path, tmp_path: Path) -> None:
-    pool, figures = tmp_path / "pool.yaml", tmp_path / "plan.json"
+    pool = tmp_path / "pool.yaml"
     draft = "{method: draft_model, url: 'http://127.0.0.1:9', drafter_limit: 400, speculative_config: "
     draft += "{num_speculative_tokens: 3, model: org/draft}}"
     pool.write_text(POOL + f"      draft: {draft}\n")
     given = (trace, "--replicas", 3, "--config", pool, "--calibration", "llama-3.1-8b-h100", "--limit", 140)
-    code, printed, _ = run(*given, "--method", "baseline", "--budget", 5, "--jobs", 1, "--json", figures)
-    assert code == 0
-    plan = orjson.loads(figures.read_bytes())
+    printed, plan = figures(tmp_path, *given, "--method", "baseline", "--budget", 5, "--jobs", 1)
     (kind,) = [each for each in plan["kinds"] if each["method"] == "draft_model"]
     assert not kind["fit"]["fits"]
     said = kind["fit"]["reason"].partition("; from vLLM 0.33 on its draft shortens its context to 400 tokens; ")[2]
@@ -151,12 +144,10 @@ def test_what_a_shortened_context_refuses_is_said_and_not_planned(trace: Path, t
 
 
 def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_said(trace: Path, tmp_path: Path) -> None:
-    pool, figures = tmp_path / "pool.yaml", tmp_path / "plan.json"
+    pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     given = (trace, "--replicas", 1, "--config", pool, "--method", "baseline", "--method", "mtp=1", "--jobs", 1)
-    code, printed, _ = run(*given, "--limit", 140, "--json", figures)
-    assert code == 0
-    plan = orjson.loads(figures.read_bytes())
+    printed, plan = figures(tmp_path, *given, "--limit", 140)
     labels = {one["mix"]: one["is"] for one in plan["mixes"]}
     assert labels["1x baseline, 1x ngram k=4"] == "present, with 2 replicas"
     assert "No mix of several methods was tried." in plan["verdict"]
@@ -177,15 +168,11 @@ def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_sa
     ],
 )
 def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], message: str) -> None:
-    code, printed, error = run(trace, "--replicas", 2, "--jobs", 1, *options)
-    assert (code, printed) == (2, "")
-    assert message in error
+    assert message in invoked.refused("plan", trace, "--replicas", 2, "--jobs", 1, *options)
 
 
 @pytest.mark.slow
 def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
     """The default policy breaks ties at random and has no seed in its settings."""
-    out = [tmp_path / name for name in ("first.json", "second.json")]
-    for path in out:
-        run(trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200, "--json", path)
-    assert out[0].read_bytes() == out[1].read_bytes()
+    given = (trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200)
+    assert figures(tmp_path, *given) == figures(tmp_path, *given)

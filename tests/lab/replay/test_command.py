@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from lab.trace.record import TraceRecord
@@ -59,20 +58,13 @@ run = partial(invoked.run, "replay")
 
 
 def figures(tmp_path: Path, *arguments: object) -> dict[str, Any]:
-    out = tmp_path / "figures.json"
-    code, _, error = run(*arguments, "--json", out)
-    assert code == 0, error
-    document: dict[str, Any] = orjson.loads(out.read_bytes())
-    return document
+    return invoked.figures("replay", tmp_path, *arguments)[1]
 
 
 def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) -> None:
-    out, report = tmp_path / "figures.json", tmp_path / "page.html"
-    code, printed, _ = run(
-        AZURE, "--config", pool, "--policy", "thresholds", "--policy", "oracle", "--warmup", 5,
-        "--json", out, "--report", report,
-    )  # fmt: skip
-    assert code == 0
+    report = tmp_path / "page.html"
+    given = ("--policy", "thresholds", "--policy", "oracle", "--warmup", 5, "--report", report)
+    printed, document = invoked.figures("replay", tmp_path, AZURE, "--config", pool, *given)
     assert printed.startswith(
         "Step times of plain, tree, head: llama-3.1-8b-h100. llama-3.1-8b-h100 is meta-llama/Llama-3.1-8B-Instruct in "
     )
@@ -82,7 +74,6 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         "\n\nthresholds is alone: nobody to compare. How far this is off is not known: the trace has no times of these "
         "replicas.\n35 requests on simulated replicas\n"
     ) in printed
-    document = orjson.loads(out.read_bytes())
     assert list(document["policies"]) == ["thresholds", "oracle"]
     for one in document["policies"].values():
         promised = {"requests", "e2e_s", "ttft_s", "tpot_s", "output_tokens_per_s", "shares", "goodput"}
@@ -147,9 +138,10 @@ def test_goodput_counts_the_requests_that_keep_their_bounds(pool: Path, tmp_path
 
 
 def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path: Path) -> None:
-    code, printed, error = run(untimed, "--config", pool)
-    assert (code, printed) == (2, "")
-    assert error == "gateway replay: the trace has no arrival times; give --rate\n"
+    assert (
+        invoked.refused("replay", untimed, "--config", pool)
+        == "gateway replay: the trace has no arrival times; give --rate\n"
+    )
     some = tmp_path / "some.jsonl"
     times = [None if n == 3 else float(n) for n in range(9)]
     write_trace(some, [TraceRecord(prompt_tokens=9, arrived_at=at_s) for at_s in times])
@@ -205,6 +197,4 @@ def test_an_empty_file_does_not_hide_the_others(pool: Path, tmp_path: Path) -> N
     ],
 )
 def test_wrong_input_is_reported_and_exits_2(pool: Path, options: list[str], message: str) -> None:
-    code, printed, error = run(MOONCAKE, "--config", pool, *options)
-    assert (code, printed) == (2, "")
-    assert message in error
+    assert message in invoked.refused("replay", MOONCAKE, "--config", pool, *options)

@@ -397,20 +397,21 @@ def test_a_batch_says_prompts_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "model"),
     [
-        lines({"messages": CHAT}),
-        orjson.dumps([{"messages": CHAT}]),
-        orjson.dumps([CHAT]),
-        orjson.dumps(CHAT),
-        lines(*CHAT),
+        (lines({"messages": CHAT, "model": "m"}), "m"),
+        (orjson.dumps([{"messages": CHAT, "model": None}]), ""),
+        (orjson.dumps([CHAT]), ""),
+        (orjson.dumps(CHAT), ""),
+        (lines(*CHAT), ""),
     ],
     ids=["lines", "list", "list of lists", "one list", "a message per line"],
 )
-def test_each_answer_among_messages_is_a_request(tmp_path: Path, content: bytes) -> None:
+def test_each_answer_among_messages_is_a_request(tmp_path: Path, content: bytes, model: str) -> None:
     path = written(tmp_path, content)
     assert detect_format(path) == "messages"
     first, second = read(path)[0]
+    assert (first.model, second.model) == (model, model)
     assert (first.turns, first.prompt_tokens, first.output_tokens, first.output) == (1, 12, 20, "a" * 80)
     assert (second.turns, second.prompt_tokens, second.output_tokens) == (3, 33, 5)
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
 import yaml
 
@@ -19,7 +18,7 @@ from lab.trace.write import write_trace
 from lab.tune.command import score, stretches
 from lab.tune.options import Goal
 from policies.rules.policy import ThresholdSettings
-from tests.lab.invoked import run
+from tests.lab.invoked import figures, refused, run
 from tests.support.paths import DATA
 
 MOONCAKE = DATA / "mooncake_synthetic_trace.jsonl"
@@ -61,15 +60,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path], tmp_path: Path) -> None:
     pool, trace = files
-    out, figures = tmp_path / "rules.yaml", tmp_path / "figures.json"
-    code, printed, _ = run("tune", trace, "--config", pool, "--out", out, "--trials", 15, "--json", figures)
-    assert code == 0
+    out = tmp_path / "rules.yaml"
+    printed, document = figures("tune", tmp_path, trace, "--config", pool, "--out", out, "--trials", 15)
     assert "15 trials on the first 90 requests, validated on the other 60." in printed
     text = out.read_text()
     assert printed.splitlines()[2].startswith("Held out, mean time to finish, s: tuned ")
     for line in printed.splitlines()[2:4]:
         assert f"# {line}" in text
-    document = orjson.loads(figures.read_bytes())
     assert not document["kept_present"]
     scores = {name: one["score"] for name, one in document["held_out"].items()}
     assert set(scores) == {"tuned", "present", "least_loaded"}
@@ -79,10 +76,8 @@ def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path
     made = ThresholdSettings.model_validate(settings)
     assert (made.seed, [rule.name for rule in made.rules]) == (7, ["copies", "rest"])
 
-    replayed = tmp_path / "replayed.json"
-    options = ("--policy", out, "--policy", "thresholds", "--json", replayed)
-    assert run("replay", trace, "--config", pool, *options)[0] == 0
-    by_policy = orjson.loads(replayed.read_bytes())["policies"]
+    options = ("--policy", out, "--policy", "thresholds")
+    by_policy = figures("replay", tmp_path, trace, "--config", pool, *options)[1]["policies"]
     assert by_policy["rules"]["e2e_s"]["mean"] < by_policy["thresholds"]["e2e_s"]["mean"]
 
 
@@ -105,13 +100,12 @@ def test_without_a_gain_the_present_rules_are_kept(files: tuple[Path, Path], tmp
 
 
 def test_rules_that_the_pool_does_not_have_are_not_called_present(files: tuple[Path, Path], tmp_path: Path) -> None:
-    pool, figures = tmp_path / "pool.yaml", tmp_path / "figures.json"
+    pool = tmp_path / "pool.yaml"
     pool.write_text(POOL.replace("name: thresholds", "name: round_robin").replace("      seed: 7\n", ""))
     pool.write_text("".join(line for line in pool.read_text().splitlines(keepends=True) if "rules:" not in line))
-    given = (files[1], "--config", pool, "--out", tmp_path / "rules.yaml", "--trials", 1, "--json", figures)
-    code, printed, _ = run("tune", *given)
-    assert code == 0
-    assert list(orjson.loads(figures.read_bytes())["held_out"]) == ["tuned", "default", "least_loaded"]
+    given = (files[1], "--config", pool, "--out", tmp_path / "rules.yaml", "--trials", 1)
+    printed, document = figures("tune", tmp_path, *given)
+    assert list(document["held_out"]) == ["tuned", "default", "least_loaded"]
     assert "The pool's policy, round_robin, is not compared" in printed
     assert "present" not in printed
 
@@ -152,6 +146,4 @@ def test_wrong_input_is_reported_and_exits_2(
     files: tuple[Path, Path], tmp_path: Path, options: list[str], message: str
 ) -> None:
     given = (MOONCAKE, "--config", files[0], "--out", tmp_path / "rules.yaml")
-    code, printed, error = run("tune", *given, *options)
-    assert (code, printed) == (2, "")
-    assert message in error
+    assert message in refused("tune", *given, *options)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from random import Random
 
-import orjson
 import pytest
 import yaml
 
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
-from tests.lab import invoked
+from tests.lab.invoked import figures, refused
 
 POOL = """
 models:
@@ -24,8 +22,6 @@ models:
         speculative_config: {model: head, num_speculative_tokens: 3}
         simulate: {calibration: llama-3.1-8b-h100}
 """
-
-command = partial(invoked.run, "tune")
 
 
 @pytest.fixture
@@ -47,11 +43,10 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path) -> None:
-    pool, out, figures = tmp_path / "pool.yaml", tmp_path / "k.yaml", tmp_path / "k.json"
+    pool, out = tmp_path / "pool.yaml", tmp_path / "k.yaml"
     pool.write_text(POOL)
-    code, printed, errors = command(trace, "--config", pool, "--out", out, "--json", figures, "--schedule")
-    assert code == 0, errors
-    played = orjson.loads(figures.read_bytes())["replicas"]["head"]
+    printed, document = figures("tune", tmp_path, trace, "--config", pool, "--out", out, "--schedule")
+    played = document["replicas"]["head"]
 
     def mean_s(name: str, load: float) -> float:
         return float(played[f"{name} at {load:g}"]["mean_s"])
@@ -74,10 +69,6 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
 def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL.partition("      head:")[0])
-    given = (trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
-    code, _, errors = command(*given)
-    assert code == 2
-    assert "has no replica that drafts with a model" in errors
-    code, _, errors = command(*given, "--objective", "p99")
-    assert code == 2
-    assert "--objective: is for rules; omit it with --schedule" in errors
+    given = ("tune", trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
+    assert "has no replica that drafts with a model" in refused(*given)
+    assert "--objective: is for rules; omit it with --schedule" in refused(*given, "--objective", "p99")

@@ -9,6 +9,7 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
+from benchmarks.virtual_time import fit
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.belief import MOST_GROUPS, belief_of, present_step_s
 from policies.learned.cost import Delay
@@ -19,7 +20,7 @@ from policies.learned.settings import LearnedSettings
 from policies.learned.table import ANSWERS, PER_STEP, Kinds
 from policies.statistics import Table
 from tests.policies.learned.pool import Pool, request
-from tests.support.simulated import CALIBRATION, calls, fit, play, replicas
+from tests.support.simulated import CALIBRATION, calls, play, replicas
 
 PARTS = (("b", Method.BASELINE, 0), ("e", Method.EAGLE3, 3))
 

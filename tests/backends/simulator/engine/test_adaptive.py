@@ -17,6 +17,7 @@ from backends.simulator.engine import draws, verification
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
+from tests.backends.simulator.engine.fleets import next_step, steady, steps_of
 from tests.support.drawn import drawn_script
 
 FLASH = load_calibration("deepseek-v4-flash-mi350x")
@@ -26,11 +27,12 @@ ADAPTIVE = FIXED | {"enable_adaptive_verification": True}
 RATES = (0.9, 0.6, 0.5, 0.2)
 
 
-def knowing(window: float | None, rates: tuple[float, ...] = RATES) -> Calibration:
+def knowing(window: float | None, rates: tuple[float, ...] = RATES, **costs: float) -> Calibration:
     """Return the calibration with an acceptance of its own, which the engine knows as well as the window says."""
     acceptance = Acceptance(by_position=rates, request_spread=0.0, confidence_window=window, source="made up")
     dspark = FLASH.method(Method.DSPARK).model_copy(update={"acceptance": {Kind.CHAT: acceptance}})
-    return FLASH.model_copy(update={"methods": {**FLASH.methods, Method.DSPARK: dspark}})
+    step = FLASH.step.model_copy(update=costs)
+    return FLASH.model_copy(update={"methods": {**FLASH.methods, Method.DSPARK: dspark}, "step": step})
 
 
 def fleet_of(config: dict[str, Any], calibration: Calibration, **limits: Any) -> Fleet:
@@ -40,10 +42,7 @@ def fleet_of(config: dict[str, Any], calibration: Calibration, **limits: Any) ->
 
 def accepting(output: int, accepted: int) -> Script:
     """Return the script of a request all of whose drafts are accepted up to a position."""
-    emitted = np.minimum(accepted + 1, np.arange(output, 0, -1)).astype(np.int32)
-    drafted = np.full(output, K, np.int32)
-    emitted[0], drafted[0] = 1, 0
-    return Script(20, output, emitted, drafted)
+    return steady(20, output, K, accepted + 1)
 
 
 def expected_per_second(calibration: Calibration, verified: tuple[int, ...]) -> float:
@@ -62,15 +61,12 @@ def expected_per_second(calibration: Calibration, verified: tuple[int, ...]) -> 
 def test_an_engine_verifies_what_gives_the_most_tokens_per_second() -> None:
     totals = set[int]()
     for token_s in (4e-5, 4e-4, 2e-3, 0.1):
-        calibration = knowing(None)
-        costly = {"base_s": 9e-3, "per_token_below_knee_s": token_s, "per_request_s": 0.0}
-        calibration = calibration.model_copy(update={"step": calibration.step.model_copy(update=costly)})
+        calibration = knowing(None, base_s=9e-3, per_token_below_knee_s=token_s, per_request_s=0.0)
         fleet = fleet_of(ADAPTIVE, calibration)
         for _ in range(3):
             fleet.submit_script(0, accepting(50, K), 0.0)
         fleet.step(0.0)
-        decoded = fleet.step(1.0)
-        assert decoded is not None
+        decoded = next_step(fleet, 1.0)
         choices = product(range(K + 1), repeat=3)
         best = max(choices, key=lambda verified: expected_per_second(calibration, verified))
         verified = [emission.tokens - 1 for emission in decoded.emissions]  # these scripts accept all of a draft
@@ -82,15 +78,11 @@ def test_an_engine_verifies_what_gives_the_most_tokens_per_second() -> None:
 
 
 def test_drafts_that_are_left_out_count_as_drafted_and_hold_what_a_step_emits() -> None:
-    calibration = knowing(None)
-    costly = calibration.step.model_copy(update={"per_token_below_knee_s": 1.0})
-    fleet = fleet_of(ADAPTIVE, calibration.model_copy(update={"step": costly}))
+    fleet = fleet_of(ADAPTIVE, knowing(None, per_token_below_knee_s=1.0))
     fleet.submit_script(0, accepting(9, K), 0.0)
-    now_s = 0.0
-    while (step := fleet.step(now_s)) is not None:
-        now_s += step.duration_s
+    for number, step in enumerate(steps_of(fleet)):
         assert [emission.tokens for emission in step.emissions] == [1]
-        assert step.batch_tokens == (20 if now_s == step.duration_s else 1)
+        assert step.batch_tokens == (1 if number else 20)
     counters = fleet.counters()
     assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (8, 8 * K, 0)  # as vLLM counts them
 
@@ -152,15 +144,9 @@ def test_adaptive_verification_costs_little_when_idle_and_gains_when_busy() -> N
 
 def test_the_request_with_the_better_drafts_gets_more_of_the_budget() -> None:
     """A window that tells everything: of two requests, the one whose drafts will be accepted has them verified."""
-    calibration = knowing(1e-6)
-    costly = {"per_token_below_knee_s": 2e-3, "per_request_s": 0.0}
-    calibration = calibration.model_copy(update={"step": calibration.step.model_copy(update=costly)})
-    fleet = fleet_of(ADAPTIVE, calibration)
+    fleet = fleet_of(ADAPTIVE, knowing(1e-6, per_token_below_knee_s=2e-3, per_request_s=0.0))
     good = fleet.submit_script(0, accepting(50, K), 0.0)
     bad = fleet.submit_script(0, accepting(50, 0), 0.0)
-    first = fleet.step(0.0)
-    assert first is not None
-    second = fleet.step(first.duration_s)
-    assert second is not None
+    second = steps_of(fleet, 2)[-1]
     assert {each.request_id: each.tokens for each in second.emissions} == {good: K + 1, bad: 1}
     assert second.batch_tokens == 2 + K

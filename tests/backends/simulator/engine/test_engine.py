@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import pairwise
 
@@ -19,8 +21,7 @@ from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes
 from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
 from backends.speculation import Method
-from benchmarks.virtual_time import run_virtual
-from tests.backends.simulator.engine.fleets import engine_of, plain, steps_of
+from tests.backends.simulator.engine.fleets import engine_of, next_step, plain, steady, steps_of
 from tests.support import step_time
 from tests.support.step_time import DRAFTING, STEP, step_s
 
@@ -36,19 +37,11 @@ def formula_s(parameters: EngineParameters, step: EngineStep) -> float:
     return step_s(parameters, step.batch_tokens, step.context_tokens, step.k, len(step.emissions), drafted=drafted)
 
 
-def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
-    """Return a script of which every step drafts k tokens and emits `emitted`, as far as the output allows."""
-    tokens = np.minimum(emitted, output - np.arange(output)).astype(np.int32)
-    drafted = np.full(output, k, np.int32)
-    tokens[0], drafted[0] = 1, 0
-    return Script(prompt, output, tokens, drafted)
-
-
 def totals(steps: list[EngineStep]) -> dict[int, int]:
-    tokens_by_id: dict[int, int] = {}
+    tokens_by_id = Counter[int]()
     for step in steps:
         for emission in step.emissions:
-            tokens_by_id[emission.request_id] = tokens_by_id.get(emission.request_id, 0) + emission.tokens
+            tokens_by_id[emission.request_id] += emission.tokens
     return tokens_by_id
 
 
@@ -98,8 +91,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
     steps_of(engine)
     second = engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
+    step = next_step(engine)
     assert step.admitted == [(second, 64)]
     assert step.batch_tokens == 16
     assert (engine.counters().prefix_queries, engine.counters().prefix_hits) == (160, 64)
@@ -154,8 +146,7 @@ def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
         for _ in range(batch):
             engine.submit_script(0, steady(10, 30, 4, 5), 0.0)
         engine.step(0.0)
-        step = engine.step(0.0)
-        assert step is not None
+        step = next_step(engine)
         assert step.k == k
         assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
         steps_of(engine)
@@ -168,8 +159,7 @@ def test_a_scheduled_k_counts_prefills_and_is_verified_one_step_later() -> None:
     for arrivals in (1, 0, 1, 0, 1, 0, 0):
         for _ in range(arrivals):
             engine.submit_script(0, steady(10, 30, 4, 5), now_s)
-        step = engine.step(now_s)
-        assert step is not None
+        step = next_step(engine, now_s)
         now_s += step.duration_s
         seen.append((step.k, [emission.drafted for emission in step.emissions]))
     assert seen == [
@@ -194,8 +184,7 @@ def test_a_drafter_runs_although_the_schedule_says_no_drafts(method: Method, pas
     for _ in range(2):
         engine.submit_script(0, steady(10, 30, 5, 6), 0.0)
     engine.step(0.0)
-    step = engine.step(0.0)
-    assert step is not None
+    step = next_step(engine)
     assert (step.k, {emission.drafted for emission in step.emissions}) == (0, {0})
     expected = step_s(replace(PLAIN, step=STEP, drafting=DRAFTING), 2, step.context_tokens, passes, 2, drafted=False)
     assert step.duration_s == pytest.approx(expected)
@@ -246,6 +235,22 @@ def workloads(draw: st.DrawFn) -> tuple[EngineParameters, list[tuple[float, Scri
     return parameters, [(time_s, draw(scripts(k))) for time_s in np.cumsum(gaps).tolist()]
 
 
+def taken(engine: Fleet, arrivals: list[tuple[float, Script]]) -> Iterator[tuple[EngineStep, float]]:
+    """Play a trace, and yield each step with its end."""
+    now_s, pending = 0.0, list(arrivals)
+    while True:
+        while pending and pending[0][0] <= now_s:
+            arrived_s, script = pending.pop(0)
+            engine.submit_script(0, script, arrived_s)
+        if (step := engine.step(now_s)) is not None:
+            now_s += step.duration_s
+            yield step, now_s
+        elif pending:
+            now_s = pending[0][0]
+        else:
+            return
+
+
 @pytest.mark.slow
 @given(workloads())
 @settings(max_examples=150, deadline=None)
@@ -254,25 +259,14 @@ def test_every_workload_is_served_completely_and_within_limits(
 ) -> None:
     parameters, arrivals = workload
     engine = engine_of(parameters)
-    now_s, steps, expected = 0.0, list[EngineStep](), dict[int, int]()
-    pending = list(arrivals)
-    while True:
-        while pending and pending[0][0] <= now_s:
-            arrived_s, script = pending.pop(0)
-            expected[engine.submit_script(0, script, arrived_s)] = script.output_tokens
-        step = engine.step(now_s)
+    steps, expected = list[EngineStep](), {at: script.output_tokens for at, (_, script) in enumerate(arrivals)}
+    for step, _ in taken(engine, arrivals):
         assert 0 <= load(engine).kv_usage <= 1
         assert load(engine).running <= parameters.max_num_seqs
-        if step is None:
-            if not pending:
-                break
-            now_s = pending[0][0]
-            continue
         assert step.batch_tokens <= parameters.max_num_batched_tokens
         assert step.batch_tokens >= 1, "a step that computes nothing would be taken for ever"
         assert all(1 <= each.tokens <= each.drafted + 1 <= parameters.k + 1 for each in step.emissions)
         assert step.duration_s == pytest.approx(formula_s(parameters, step))
-        now_s += step.duration_s
         steps.append(step)
     assert totals(steps) == expected
     assert (load(engine).running, load(engine).waiting, load(engine).kv_usage) == (0, 0, 0)
@@ -287,15 +281,19 @@ def test_every_workload_is_served_completely_and_within_limits(
 def play_both(parameters: EngineParameters, arrivals: list[tuple[float, Script]]) -> list[Completion]:
     """Play a trace in one go and step by step, compare the two, and return the completions in order of their ids."""
     fleet, stepped = engine_of(parameters), engine_of(parameters)
-    timeline = run_virtual(stepped, arrivals)
+    first_s, ended_s = dict[int, float](), dict[int, float]()
+    for step, ends_s in taken(stepped, arrivals):
+        for request_id, _, _, _, left in step.emissions:
+            first_s.setdefault(request_id, ends_s + parameters.outside_s)
+            if not left:
+                ended_s[request_id] = ends_s + parameters.outside_s
     completions = list[Completion]()
     for arrived_s, script in arrivals:
         completions += fleet.advance(arrived_s)
         fleet.submit_script(0, script, arrived_s)
     completions = sorted(completions + fleet.advance(math.inf))
-    assert [done.ttft_s for done in completions] == timeline.ttft_s.tolist()
-    assert [done.e2e_s for done in completions] == timeline.e2e_s.tolist()
-    assert [done.output_tokens for done in completions] == timeline.output_tokens.tolist()
+    assert {done.request_id: done.first_s for done in completions} == first_s
+    assert {done.request_id: done.ended_s for done in completions} == ended_s
     for each in (fleet, stepped):
         assert each.replicas[0].in_flight == 0
     ours, theirs = fleet.counters(), stepped.counters()

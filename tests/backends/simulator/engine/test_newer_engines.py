@@ -16,7 +16,7 @@ from backends.drafting.script import Script
 from backends.simulator.engine.fleet import EngineStep, Fleet, SimulatedReplica
 from backends.simulator.engine.state import UNCUT
 from backends.speculation import Method
-from tests.backends.simulator.engine.fleets import H100, engine_of, plain, steps_of
+from tests.backends.simulator.engine.fleets import H100, engine_of, next_step, plain, steady, steps_of
 from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
 
 DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
@@ -24,9 +24,7 @@ DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
 
 def accepting(prompt: int, output: int, k: int = 3) -> Script:
     """Return a script that accepts all of k drafts, whichever token a step starts at."""
-    emitted = np.minimum(k + 1, output - np.arange(output)).astype(np.int32)
-    emitted[0] = 1
-    return Script(prompt, output, emitted, np.full(output, k, np.int32))
+    return steady(prompt, output, k, k + 1)
 
 
 def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_context_more_if_it_is_not_split() -> None:
@@ -151,8 +149,7 @@ def test_a_request_joins_the_step_after_the_next(asynchronous: bool, first: int,
         for number in range(1, 6):
             if number == 3:
                 request = engine.submit_script(0, late, arrived_s)
-            step = engine.step(now_s)
-            assert step is not None
+            step = next_step(engine, now_s)
             now_s += step.duration_s
             if number >= 3 and request in [each.request_id for each in step.emissions]:
                 break

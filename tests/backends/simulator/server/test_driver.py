@@ -11,12 +11,12 @@ import pytest
 from backends.calibration.calibration import Drafting, Kind, StepTime
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
-from backends.drafting.script import Script
 from backends.simulator.engine.replica import SimulatedReplica
 from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Driver, Emitted, Play
 from backends.simulator.server.metrics import Tallies
 from backends.speculation import Method
+from tests.backends.simulator.engine.fleets import steady
 from tests.support.waiting import eventually
 
 STEP_S = 0.01
@@ -55,12 +55,8 @@ class Listener:
 
 def play_tokens(each: Driver, listener: Listener, tokens: int, step_tokens: int = 1) -> Play:
     """Play an answer of which every step after the first emits `step_tokens`."""
-    emitted = np.minimum(step_tokens, tokens - np.arange(tokens)).astype(np.int32)
-    emitted[0] = 1
-    drafted = np.full(tokens, step_tokens - 1, np.int32)
-    drafted[0] = 0
     answer = ComposedAnswer([1] * 20, [5] * tokens, "x" * tokens, list(range(1, tokens + 1)), Kind.CHAT, "length")
-    return each.play(0, answer, Script(20, tokens, emitted, drafted), listener)
+    return each.play(0, answer, steady(20, tokens, step_tokens - 1, step_tokens), listener)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from backends.simulator.__main__ import main
+from tests.backends.simulator.conftest import start
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,13 @@ def test_a_taken_port_is_reported(
 
 @pytest.mark.slow
 def test_it_exits_cleanly_while_streaming() -> None:
-    document = {"replicas": [{"name": "a", "model": "m", "time_scale": 5.0}]}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "backends.simulator"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(document).encode())
-    process.stdin.close()
-    url = json.loads(process.stdout.readline())["ready"][0]["url"]
+    running = start({"name": "a", "time_scale": 5.0})
     body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
+    with httpx.stream("POST", f"{running.urls['a']}/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        process.terminate()
+        running.process.terminate()
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             for _ in lines:
                 pass
-    assert process.wait(60) == 0
-    process.stdout.close()
+    assert running.process.wait(60) == 0

@@ -49,18 +49,18 @@ TOOLS = [
 ]
 
 
+def made(schema: dict[str, Any], prompt: str) -> Any:
+    return orjson.loads(json_text({"type": "json_schema", "json_schema": {"schema": schema}}, prompt) or "")
+
+
 @pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "array", "items": {"type": "integer"}}, {}])
 @pytest.mark.parametrize("prompt", ["", "Alice, 130 years old, lives in 'Paris' and is happy -3 times."])
 def test_values_are_valid(schema: dict[str, Any], prompt: str) -> None:
-    text = json_text({"type": "json_schema", "json_schema": {"schema": schema}}, prompt)
-    assert text is not None
-    jsonschema.validate(orjson.loads(text), schema)
+    jsonschema.validate(made(schema, prompt), schema)
 
 
 def test_values_are_taken_from_the_prompt() -> None:
-    text = json_text({"type": "json_schema", "json_schema": {"schema": PERSON}}, "I am 'Zoe', 41, sad")
-    assert text is not None
-    person = orjson.loads(text)
+    person = made(PERSON, "I am 'Zoe', 41, sad")
     assert (person["name"], person["age"], person["mood"]) == ("Zoe", 41, "sad")
 
 

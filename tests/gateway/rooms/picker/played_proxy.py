@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from backends.health import Health, State
+from benchmarks.metrics_page import total
 from gateway.config.settings import PoolSettings
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.ext_proc_pb2 import (
@@ -25,7 +26,6 @@ from gateway.rooms.picker.stream import Picking, Stream
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
-from tests.support.metrics_page import total
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
