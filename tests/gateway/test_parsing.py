@@ -64,7 +64,7 @@ BOUNDS: Final = {
     ("relay/answers.py", "_usage_of_events"): "the last 64 KiB",
     ("relay/answers.py", "_usage_of_json"): "the last 64 KiB",
     ("relay/answers.py", "take"): "1 MiB of an engine",
-    ("rooms/rescue/continued.py", "_parsed"): CHECKED,
+    ("rooms/rescue/continued.py", "feed"): CHECKED,
     ("rooms/rescue/passed.py", "is_exact"): "numbers of tokens of an event of which 1 MiB is held",
     ("rooms/rescue/passed.py", "_read_piece"): EVENTS,
     ("rooms/rescue/request.py", "continuation"): CHECKED,

@@ -44,16 +44,12 @@ def lines_of(document: Mapping[str, Any], better: str) -> str:
     loads = [point["in_flight"] for point in document["findings"][0]["curve"]]
     seen = f"# for {loads[0]:.0f} to {loads[-1]:.0f} requests in flight per replica, as seen"
     lines = [seen, _option(_best(document))]
-    drafter = document.get("drafter")
-    if drafter is not None:
-        lines.append(
-            f"# its drafter made all {drafter['k']} passes at each depth: once configured, a smaller one is faster"
-        )
-    if drafter is not None and drafter["calibration"]:
-        lines += [
-            f"# by the passes of the calibration {drafter['calibration']}, then",
-            _option(_best(document, drafter)),
-        ]
+    if (drafter := document.get("drafter")) is not None:
+        passes = f"made all {drafter['k']} passes at each depth"
+        lines.append(f"# its drafter {passes}: once configured, a smaller one is faster")
+        if drafter["calibration"]:
+            lines.append(f"# by the passes of the calibration {drafter['calibration']}, then")
+            lines.append(_option(_best(document, drafter)))
     return "\n".join(lines)
 
 

@@ -119,20 +119,13 @@ def _candidates(decision: Decision, candidates: Sequence[Backend]) -> list[dict[
     """Return the candidates with their scores, if they are in the decision."""
     costs: Sequence[float | None] = decision.costs or [None] * len(decision.candidates)
     rows = zip(decision.candidates, costs, decision.predicted_s, decision.propensities, strict=True)
-    scores: dict[str, tuple[float | None, float | None, float | None]]
     scores = {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
     views = []
     for each in candidates:
-        score, predicted, propensity = scores.get(each.name, (None, None, None))
-        views.append(
-            {
-                "backend": each.name,
-                "score": _short(score),  # what the policy minimises, in its own unit (`learned`: seconds)
-                "predicted_s": _short(predicted),
-                "propensity": _short(propensity),
-                "in_flight": each.in_flight + each.load.others,
-            }
-        )
+        # score: what the policy minimises, in its own unit (`learned`: seconds)
+        score, predicted, propensity = map(_short, scores.get(each.name, (None, None, None)))
+        figures = {"score": score, "predicted_s": predicted, "propensity": propensity}
+        views.append({"backend": each.name, **figures, "in_flight": each.in_flight + each.load.others})
     return views
 
 

@@ -162,11 +162,11 @@ class ModelFleet:
             self.missing = f"no number of its replicas keeps {targets} for such requests"
             self.needed = self.advised = NOTHING
             return
-        self.missing = ""
         self._past.append(needed)
         kept = {each: max(count, min(self.up[each], self._most(each))) for each, count in needed.items()}
         self.needed = self._change(needed, minutes[-hour:], world)
         self.advised = self._change(kept, minutes, world)
+        self.missing = ""  # last: this is a thread, and others may ask meanwhile
 
     def _most(self, method: str) -> int:
         return max(each.get(method, 0) for each in self._past)

@@ -196,14 +196,15 @@ class ShadowDrafting:
 
     def _replay(self, text: AnswerText) -> float:
         """Replay a text, and return the pause in seconds that keeps the process within its share of a core."""
+        if self._process is None and time.monotonic() < self._restart_at_s:
+            self.failed += 1
+            return 0.0
         try:
             result = self._request(text)
         except (OSError, ValueError) as error:  # the process was killed or could not be started
             self._end_process()
             self.failed += 1
             self._postpone(error)
-            return 0.0
-        if result is None:
             return 0.0
         cpu_s: float = result["cpu_s"]
         if "error" in result:
@@ -215,10 +216,7 @@ class ShadowDrafting:
                 self._results.append(dataclasses.replace(text.outcome, shadow=tokens_per_step))
         return min(_MAX_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
-    def _request(self, text: AnswerText) -> dict[str, Any] | None:
-        if self._process is None and time.monotonic() < self._restart_at_s:
-            self.failed += 1
-            return None
+    def _request(self, text: AnswerText) -> dict[str, Any]:
         process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None

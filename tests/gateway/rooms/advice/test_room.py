@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from typer.testing import CliRunner
 
 from backends.backend import Backend
 from backends.engine_metrics import EngineMetrics
 from backends.speculation import Method
-from gateway.cli.app import app
 from gateway.rooms.advice import room
 from gateway.rooms.advice.finding import Finding, Gain
-from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+from tests.gateway.conftest import MODEL, start_gateway
 
 
 async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,13 +19,11 @@ async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(room, "advise", lambda model: [found] if len(model.backends) == 2 else [])
     async with start_gateway(policy={"name": "learned", "seed": 0}) as running:
         assert (await running.client.get("/admin/advice")).status_code == 401
-        answer = await running.client.get("/admin/advice", headers={"authorization": f"Bearer {ADMIN_KEY}"})
-        advised = answer.json()["models"][MODEL]
+        advised = (await running.admin("advice"))["models"][MODEL]
         assert advised["learns"]
         assert [(each["rule"], each["backend"]) for each in advised["findings"]] == [("memory", "b")]
 
-        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        result = await running.command("advise")
         assert result.exit_code == 0, result.output
         assert "m: 1 change." in result.stdout
         assert "1. b: its KV cache is too small" in result.stdout
@@ -55,6 +49,4 @@ def test_where_drafts_have_unlike_lengths_the_counts_by_position_advise_no_k(
 
 async def test_a_policy_that_does_not_learn_says_so() -> None:
     async with start_gateway() as running:
-        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
-        assert "learns no step times" in result.stdout
+        assert "learns no step times" in (await running.command("advise")).stdout

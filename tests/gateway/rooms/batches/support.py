@@ -11,6 +11,7 @@ from typing import Any
 import openai
 
 from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.support.upstream import Wire, hang, well
 from tests.support.waiting import eventually_async
 
 CHAT = "/v1/chat/completions"
@@ -41,6 +42,11 @@ async def begin(client: openai.AsyncOpenAI, content: bytes, url: Any = CHAT) -> 
     return await client.batches.create(
         input_file_id=file.id, endpoint=url, completion_window="24h", metadata={"a": "b"}
     )
+
+
+async def holds(wire: Wire) -> None:
+    """Answer what is to be answered, and hold the rest."""
+    await (hang(wire) if b"held" in wire.seen.body else well(wire))
 
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str, status: str = "completed") -> Any:

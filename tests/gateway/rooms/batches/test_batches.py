@@ -23,7 +23,7 @@ from gateway.routing.keys import Client
 from gateway.routing.model import Traffic
 from policies.roles import Price
 from tests.gateway.conftest import MODEL, start_gateway
-from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, jsonl, line, lines_of
+from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, holds, jsonl, line, lines_of
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually, eventually_async
 
@@ -130,14 +130,6 @@ async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) 
         errors = {each["custom_id"]: each["response"] for each in await lines_of(client, batch.error_file_id)}
         assert {name: each["status_code"] for name, each in errors.items()} == {"wrong": 400, "broken": 500}
         assert errors["wrong"]["body"]["error"]["message"] == "no"
-
-
-async def holds(wire: Wire) -> None:
-    """Answer what is to be answered, and hold the rest."""
-    if "held" in wire.seen.body.decode():
-        await wire.until_closed()
-    else:
-        await well(wire)
 
 
 async def test_cancel(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from gateway.routing.keys import digest
 from gateway.service.change import prepare
 from gateway.service.replicas import plan
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running
-from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, jsonl, line, lines_of
-from tests.support.upstream import Wire, answer, well
+from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, holds, jsonl, line, lines_of
+from tests.support.upstream import Wire, answer, hang, well
 from tests.support.waiting import eventually_async, stays
 
 
@@ -94,11 +94,7 @@ async def test_a_batch_whose_key_is_gone_fails_and_never_runs_as_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_KEY_COMES_S", 0.5)
-
-    async def holds(wire: Wire) -> None:
-        await wire.until_closed()
-
-    async with batches(tmp_path, keys=keys_of("a"), behaviour=holds) as running, client_of(running, "sk-a") as client:
+    async with batches(tmp_path, keys=keys_of("a"), behaviour=hang) as running, client_of(running, "sk-a") as client:
         batch = await begin(client, jsonl(line("held"), line("next")))
         await running.until(lambda: seen_of(running).total())
         await reload(running, keys_of("b"))
@@ -262,10 +258,7 @@ async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.
 async def test_a_batch_whose_file_is_taken_away_ends_and_keeps_its_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, is_folder: bool
 ) -> None:
-    async def behave(wire: Wire) -> None:
-        await (wire.until_closed() if b"held" in wire.seen.body else well(wire))
-
-    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+    async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
         batch = await begin(client, jsonl(line("quick"), line("held")))
 
         async def is_half_done() -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.rooms.dashboard import room as dashboard
-from tests.gateway.conftest import ADMIN_KEY, Running
+from tests.gateway.conftest import Running
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 HISTORY, SNAPSHOT = "/admin/dashboard/history", "/admin/dashboard/snapshot"
 
 
@@ -20,10 +19,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "POINT_S", 0.1)
 
 
-async def asked(running: Running, path: str) -> Any:
-    response = await running.client.get(path, headers=ADMIN)
-    return response.raise_for_status().json()
-
-
 async def snapshot(running: Running) -> Any:
-    return await asked(running, SNAPSHOT)
+    return await running.admin("dashboard/snapshot")

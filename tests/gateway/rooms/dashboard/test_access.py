@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.dialects.errors import GatewayError
-from tests.gateway.conftest import Running, Start
-from tests.gateway.rooms.dashboard.conftest import ADMIN, HISTORY, SNAPSHOT
+from tests.gateway.conftest import ADMIN, Running, bearer, start_gateway
+from tests.gateway.rooms.dashboard.conftest import HISTORY, SNAPSHOT
 
 KEYS = [
     {"name": "team", "key": "sk-team"},
@@ -18,23 +18,19 @@ KEYS = [
 READS = (SNAPSHOT, HISTORY)
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
 async def statuses(running: Running, path: str) -> list[int]:
     keys = ({}, bearer("sk-wrong"), bearer("sk-team"), bearer("sk-viewer"), bearer("sk-operator"), ADMIN)
     return [(await running.client.get(path, headers=headers)).status_code for headers in keys]
 
 
-async def test_the_data_needs_a_key_that_may_read(gateway_of: Start) -> None:
-    async with gateway_of(keys=KEYS) as running:
+async def test_the_data_needs_a_key_that_may_read() -> None:
+    async with start_gateway(keys=KEYS) as running:
         for path in READS:
             assert await statuses(running, path) == [401, 401, 403, 200, 200, 200]
 
 
-async def test_a_public_dashboard_is_read_without_a_key(gateway_of: Start) -> None:
-    async with gateway_of(keys=KEYS, dashboard={"public": True}) as running:
+async def test_a_public_dashboard_is_read_without_a_key() -> None:
+    async with start_gateway(keys=KEYS, dashboard={"public": True}) as running:
         for path in READS:
             assert await statuses(running, path) == [200] * 6
         for path in ("/admin/pool", "/admin/config", "/admin/policy", "/admin/dashboardx", "/admin"):
@@ -44,14 +40,14 @@ async def test_a_public_dashboard_is_read_without_a_key(gateway_of: Start) -> No
         assert (await running.client.request("GET", SNAPSHOT, content=b"body")).status_code == 400
 
 
-async def test_a_disabled_dashboard_is_not_there(gateway_of: Start) -> None:
-    async with gateway_of(dashboard={"enabled": False, "public": True}) as running:
+async def test_a_disabled_dashboard_is_not_there() -> None:
+    async with start_gateway(dashboard={"enabled": False, "public": True}) as running:
         for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
             assert (await running.client.get(path, headers=ADMIN)).status_code == 404
 
 
-async def test_it_is_at_the_admin_address_if_there_is_one(gateway_of: Start) -> None:
-    async with gateway_of(admin={"listen": "127.0.0.1:0"}, dashboard={"public": True}) as running:
+async def test_it_is_at_the_admin_address_if_there_is_one() -> None:
+    async with start_gateway(admin={"listen": "127.0.0.1:0"}, dashboard={"public": True}) as running:
         for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
             response = await running.client.get(path, headers=ADMIN)
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
@@ -81,9 +77,9 @@ JSON = {"accept": "application/json"}
     ],
 )
 async def test_the_root_leads_browsers_to_the_page_and_is_for_others_what_it_was(
-    gateway_of: Start, settings: dict[str, Any], expected: list[int]
+    settings: dict[str, Any], expected: list[int]
 ) -> None:
-    async with gateway_of(**settings) as running:
+    async with start_gateway(**settings) as running:
         asked = (("GET", BROWSER), ("GET", JSON), ("POST", BROWSER))
         found = [await running.client.request(method, "/", headers=headers) for method, headers in asked]
         assert [each.status_code for each in found] == expected
@@ -91,16 +87,16 @@ async def test_the_root_leads_browsers_to_the_page_and_is_for_others_what_it_was
             assert found[0].headers["location"] == "dashboard"  # relative: also behind a proxy that adds a path
 
 
-async def test_the_page_about_admin_needs_no_key_and_holds_no_data(gateway_of: Start) -> None:
-    async with gateway_of(keys=KEYS) as running:
+async def test_the_page_about_admin_needs_no_key_and_holds_no_data() -> None:
+    async with start_gateway(keys=KEYS) as running:
         assert await statuses(running, "/admin/docs") == [200] * 6
         assert (await running.client.post("/admin/docs")).status_code == 401
-        shown = (await running.client.get("/admin/openapi.json", headers=ADMIN)).json()["paths"]
+        shown = (await running.admin("openapi.json"))["paths"]
         assert {"/admin/pool", "/admin/drain", "/admin/advice", "/v1/models"} <= shown.keys()
 
 
-async def test_the_page_may_load_nothing_from_elsewhere_and_nothing_inline(gateway_of: Start) -> None:
-    async with gateway_of() as running:
+async def test_the_page_may_load_nothing_from_elsewhere_and_nothing_inline() -> None:
+    async with start_gateway() as running:
         for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs"):
             response = await running.client.get(path)
             assert response.status_code == 200
@@ -118,7 +114,7 @@ async def test_the_page_may_load_nothing_from_elsewhere_and_nothing_inline(gatew
         assert (await running.client.post("/dashboard", json={})).status_code in {400, 405}
 
 
-async def test_no_path_reaches_the_file_system(gateway_of: Start) -> None:
+async def test_no_path_reaches_the_file_system() -> None:
     ends = (
         "../dashboard.py",
         "%2e%2e/dashboard.py",
@@ -128,7 +124,7 @@ async def test_no_path_reaches_the_file_system(gateway_of: Start) -> None:
         "no.js",
         "",
     )
-    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+    async with start_gateway({"a": "baseline"}, paths=["/*"]) as running:
         for path in (*(f"/dashboard/static/{end}" for end in ends), "/dashboard/x"):
             response = await running.client.request("GET", running.url + path)
             assert response.status_code in {400, 404}

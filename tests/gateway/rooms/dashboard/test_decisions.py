@@ -8,7 +8,7 @@ import pytest
 
 from backends.health import Drain
 from gateway.rooms.dashboard import decisions
-from tests.gateway.conftest import MODEL, Running, Start
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.rooms.dashboard.conftest import snapshot
 from tests.support.upstream import Wire, well
 
@@ -27,8 +27,8 @@ async def decisions_after(running: Running, requests: int, **fields: Any) -> lis
     return found
 
 
-async def test_a_policy_that_scores_nothing_shows_the_load_before_the_request(gateway_of: Start) -> None:
-    async with gateway_of(policy={"name": "least_loaded"}) as running:
+async def test_a_policy_that_scores_nothing_shows_the_load_before_the_request() -> None:
+    async with start_gateway(policy={"name": "least_loaded"}) as running:
         (decision,) = await decisions_after(running, 1, temperature=0.3, stream=True)
         assert [each["score"] for each in decision["candidates"]] == [None, None]
         assert [each["in_flight"] for each in decision["candidates"]] == [0, 0]
@@ -40,9 +40,9 @@ async def test_a_policy_that_scores_nothing_shows_the_load_before_the_request(ga
         assert "secret" not in str(decision)
 
 
-async def test_learned_scores_what_it_minimises_and_tells_what_it_predicted(gateway_of: Start) -> None:
+async def test_learned_scores_what_it_minimises_and_tells_what_it_predicted() -> None:
     policy = {"name": "learned", "shadow_drafting": {"sample": 0}, "guardrail": {"share": 0.0}}
-    async with gateway_of(policy=policy) as running:
+    async with start_gateway(policy=policy) as running:
         found = await decisions_after(running, 12)
         assert len(found) == 12
         for decision in found:
@@ -53,36 +53,36 @@ async def test_learned_scores_what_it_minimises_and_tells_what_it_predicted(gate
             assert decision["ended"]["e2e_s"] > 0
 
 
-async def test_only_the_last_are_kept(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "SHOWN", 3)
-    async with gateway_of() as running:
+    async with start_gateway() as running:
         found = await decisions_after(running, 8)
         assert [each["number"] for each in found] == [6, 7, 8]
 
 
-async def test_a_retried_request_shows_both_decisions(gateway_of: Start) -> None:
+async def test_a_retried_request_shows_both_decisions() -> None:
     async def broken(wire: Wire) -> None:
         if wire.upstream.name == "a":
             await wire.json({"error": "broken"}, 500)
         else:
             await well(wire)
 
-    async with gateway_of(policy={"name": "static", "backend": "a"}, behaviour=broken) as running:
+    async with start_gateway(policy={"name": "static", "backend": "a"}, behaviour=broken) as running:
         first, second = await decisions_after(running, 1)
         assert (first["backend"], first["ended"]["outcome"]) == ("a", "retried")
         assert (second["backend"], second["ended"]["outcome"]) == ("b", "ok")
 
 
-async def test_a_recorder_keeps_its_explanations(gateway_of: Start, tmp_path: Any) -> None:
+async def test_a_recorder_keeps_its_explanations(tmp_path: Any) -> None:
     policy = {"name": "learned", "shadow_drafting": {"sample": 0}}
-    async with gateway_of(policy=policy, recorder={"path": str(tmp_path)}) as running:
+    async with start_gateway(policy=policy, recorder={"path": str(tmp_path)}) as running:
         await decisions_after(running, 2)
         explaining: Any = running.gateway.models[MODEL].policy
         assert explaining.explain_candidates is True
 
 
-async def test_a_request_that_is_never_sent_leaves_nothing_behind(gateway_of: Start) -> None:
-    async with gateway_of(policy={"name": "learned", "shadow_drafting": {"sample": 0}}) as running:
+async def test_a_request_that_is_never_sent_leaves_nothing_behind() -> None:
+    async with start_gateway(policy={"name": "learned", "shadow_drafting": {"sample": 0}}) as running:
         for backend in running.gateway.pool:
             running.gateway.pool.report(backend, Drain())
         assert await decisions_after(running, 1) == []

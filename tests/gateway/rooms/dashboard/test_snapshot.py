@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.rooms.dashboard import room as dashboard
-from tests.gateway.conftest import MODEL, Start
-from tests.gateway.rooms.dashboard.conftest import ADMIN, HISTORY, SNAPSHOT, asked, snapshot
+from tests.gateway.conftest import ADMIN, MODEL, bearer, start_gateway
+from tests.gateway.rooms.dashboard.conftest import HISTORY, SNAPSHOT, snapshot
 from tests.support.waiting import eventually_async
 
 
@@ -18,8 +18,8 @@ def backends_of(found: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: Start) -> None:
-    async with gateway_of() as running:
+async def test_the_past_and_the_present_are_those_of_the_counters() -> None:
+    async with start_gateway() as running:
 
         async def is_read() -> bool:
             return bool((await snapshot(running))["points_at_s"])
@@ -33,7 +33,7 @@ async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: St
             return sum(each["ttft"]["count"] for each in found.values() if each["ttft"]) == 4
 
         await eventually_async(counted)
-        found, past = await snapshot(running), await asked(running, HISTORY)
+        found, past = await snapshot(running), await running.admin("dashboard/history")
         assert found["format"] == past["format"] == dashboard.FORMAT
         assert found["points_at_s"] == past["at_s"][-1]
         assert {each["backend"] for each in past["backends"]} == set(backends_of(found)) == {"a", "b"}
@@ -44,8 +44,8 @@ async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: St
         assert backends_of(found)["a"]["state"] == "up"
 
 
-async def test_it_says_that_answers_differ_by_replica(gateway_of: Start, caplog: pytest.LogCaptureFixture) -> None:
-    async with gateway_of() as running:
+async def test_it_says_that_answers_differ_by_replica(caplog: pytest.LogCaptureFixture) -> None:
+    async with start_gateway() as running:
         assert (await snapshot(running))["models"][0]["unlike"] == []
         for name in "ab":
             running.upstreams[name].root = f"/models/{name}"
@@ -58,29 +58,27 @@ async def test_it_says_that_answers_differ_by_replica(gateway_of: Start, caplog:
         assert caplog.text.count(said) == 1
 
 
-async def test_a_snapshot_is_made_once_for_all_who_ask(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "SNAPSHOT_S", 60.0)
-    async with gateway_of() as running:
+    async with start_gateway() as running:
         assert len({(await snapshot(running))["at_s"] for _ in range(3)}) == 1
 
 
 @pytest.mark.slow
-async def test_exchanges_are_followed_only_while_somebody_asks(
-    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exchanges_are_followed_only_while_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "WATCHED_S", 0.2)
-    async with gateway_of() as running:
+    async with start_gateway() as running:
         before = len(running.gateway.relay.followers[MODEL])
         await snapshot(running)
         assert len(running.gateway.relay.followers[MODEL]) == before + 1
         await running.until(lambda: len(running.gateway.relay.followers[MODEL]) == before)
 
 
-async def test_it_tells_no_key_no_address_and_no_text(gateway_of: Start) -> None:
+async def test_it_tells_no_key_no_address_and_no_text() -> None:
     keys = [{"name": "zqxname", "key": "sk-zqxkey"}]
-    async with gateway_of(keys=keys) as running:
+    async with start_gateway(keys=keys) as running:
         await snapshot(running)
-        await running.chat("zqxprompt", headers={"authorization": "Bearer sk-zqxkey"})
+        await running.chat("zqxprompt", headers=bearer("sk-zqxkey"))
         for path in (SNAPSHOT, HISTORY):
             text = (await running.client.get(path, headers=ADMIN)).text
             assert MODEL in text
@@ -88,8 +86,8 @@ async def test_it_tells_no_key_no_address_and_no_text(gateway_of: Start) -> None
 
 
 @pytest.mark.slow
-async def test_a_failed_reading_does_not_end_the_next(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with gateway_of() as running:
+async def test_a_failed_reading_does_not_end_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_gateway() as running:
         (room,) = [room for room in running.gateway.rooms if isinstance(room, dashboard.Dashboard)]
         failures = iter([ZeroDivisionError])
         read = running.gateway.metrics.samples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
@@ -12,11 +13,8 @@ import pytest
 from gateway.rooms.advice.finding import Advisor
 from gateway.rooms.fleet import model, room
 from gateway.rooms.fleet.capacity import Targets
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, start_gateway
-from tests.gateway.rooms.dashboard.conftest import snapshot
+from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta, usage
-
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 async def paced(wire: Wire) -> None:
@@ -48,14 +46,21 @@ async def asked(running: Running, **parameters: str) -> httpx.Response:
 
 
 async def fleet_findings(running: Running) -> list[dict[str, str]]:
-    advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
+    advised = (await running.admin("advice"))["models"][MODEL]
     return [each for each in advised["findings"] if each["rule"] == "fleet"]
 
 
-async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(gateway_of: Start) -> None:
+async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gateway.rooms.slo_classes", reason="which judges")
+    change, missing = model.ModelFleet._change, list[str]()
+
+    def seen(fleet: model.ModelFleet, *of: Any) -> model.Change:
+        missing.append(fleet.missing)
+        return change(fleet, *of)
+
+    monkeypatch.setattr(model.ModelFleet, "_change", seen)
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 1000.0}}
-    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         assert (await running.client.get("/admin/fleet", params={"model": MODEL})).status_code == 401
         assert (await asked(running, model="other")).status_code == 404
         answer, too_early = await asked(running), set()
@@ -68,6 +73,7 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(gatew
             elif answer.json()["seconds"]["up"] is not None:
                 break
         assert any("hour of traffic" in each for each in too_early)
+        assert missing[0], "while it is worked out, nobody is told that none are needed"
         said = answer.json()
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
@@ -80,9 +86,9 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(gatew
         assert (await asked(running, method="ngarm")).status_code == 404, "not 0 of them"
 
 
-async def test_of_targets_that_no_number_keeps_it_says_so(gateway_of: Start) -> None:
+async def test_of_targets_that_no_number_keeps_it_says_so() -> None:
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 0.01}}
-    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         for _ in range(100):
             await chats(running)
             if "no number of its replicas keeps 0.01 ms" in (answer := await asked(running)).text:
@@ -119,8 +125,8 @@ async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
     ("policy", "missing"),
     [({"name": "learned", "seed": 0}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")],
 )
-async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[str, object], missing: str) -> None:
-    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+async def test_without_targets_nothing_is_said(policy: dict[str, object], missing: str) -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         for _ in range(3):
             await chats(running)
@@ -130,7 +136,7 @@ async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[s
         assert not await fleet_findings(running)
         page = (await running.client.get("/metrics")).text
         assert not any(series(page, name) for name in SERIES)
-        assert (await snapshot(running))["models"][0]["load"] is None
+        assert (await running.admin("dashboard/snapshot"))["models"][0]["load"] is None
 
 
 async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:

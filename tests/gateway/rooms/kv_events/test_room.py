@@ -19,10 +19,10 @@ from gateway.config.settings import PoolSettings
 from gateway.gateway import join
 from gateway.rooms.kv_events import room
 from gateway.rooms.kv_events.room import KvEventsRoom
-from tests.gateway.conftest import ADMIN_KEY, Running, Start
+from tests.gateway.conftest import Running, start_gateway
 from tests.gateway.rooms.kv_events.test_cache import message, removed, stored
 from tests.support.upstream import Wire
-from tests.support.waiting import TIMEOUT_S, eventually
+from tests.support.waiting import TIMEOUT_S, eventually, eventually_async
 
 TEXT = "A conversation that is long enough for a prefix cache. " * 40
 LEARNED = {"name": "learned", "guardrail": {"share": 0}}
@@ -66,26 +66,24 @@ async def answer(wire: Wire) -> None:
 
 async def note(running: Running) -> str:
     """Return what is expected of replica `a` for the text."""
-    body = {"model": "m", "messages": [{"role": "user", "content": TEXT}]}
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    document = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
-    return str(document["candidates"][0]["note"])
+    return (await running.notes(TEXT))["a"]
 
 
 async def until_noted(running: Running, text: str) -> None:
     """Wait for a note."""
-    known = ""
-    async with asyncio.timeout(TIMEOUT_S):
-        while text not in known:
-            known = await note(running)
+
+    async def is_noted() -> bool:
+        return text in await note(running)
+
+    await eventually_async(is_noted)
 
 
 @pytest.mark.slow
 async def test_what_an_engine_tells_decides_what_is_expected_there(
-    gateway_of: Start, engine: Publisher, caplog: pytest.LogCaptureFixture
+    engine: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.rooms.kv_events.room")
-    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
         assert (await running.chat(TEXT)).status_code == 200
         await until_noted(running, "tokens of the prompt cached, by estimate")
         await until_heard(running, engine)
@@ -159,9 +157,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("frames", ATTACKS.values(), ids=ATTACKS.keys())
 async def test_what_one_engine_sends_delays_the_events_of_no_other(
-    frames: list[bytes], gateway_of: Start, engine: Publisher, other: Publisher
+    frames: list[bytes], engine: Publisher, other: Publisher
 ) -> None:
-    async with gateway_of(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
+    async with start_gateway(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
         await until_heard(running, engine, "a")
         await until_heard(running, other, "b")
         longest_s = 0.0
@@ -177,10 +175,10 @@ async def test_what_one_engine_sends_delays_the_events_of_no_other(
 
 
 async def test_engines_together_have_a_bounded_number_of_blocks(
-    gateway_of: Start, engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
+    engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_MOST_BLOCKS", 100)
-    async with gateway_of(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
+    async with start_gateway(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
         await until_heard(running, engine, "a")
         await until_heard(running, other, "b")
         other.tell(stored(*range(1000, 1030)))
@@ -190,10 +188,8 @@ async def test_engines_together_have_a_bounded_number_of_blocks(
         assert _cache(running, "b").is_known, "the one with most of them is not followed"
 
 
-async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(
-    gateway_of: Start, engine: Publisher
-) -> None:
-    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(engine: Publisher) -> None:
+    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
         await until_heard(running, engine)
         await running.chat(TEXT)
         _room(running).tick()
@@ -242,7 +238,7 @@ async def test_an_engine_whose_host_has_vanished_is_looked_for_again(
 
 
 async def test_an_engine_to_whom_no_socket_could_be_opened_is_heard_later(
-    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opens, refused = room._subscribed, list[str]()
 
@@ -253,17 +249,17 @@ async def test_an_engine_to_whom_no_socket_could_be_opened_is_heard_later(
         return opens(endpoint)
 
     monkeypatch.setattr(room, "_subscribed", subscribed)
-    async with gateway_of({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}) as running:
+    async with start_gateway({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}) as running:
         await until_heard(running, engine)
         assert len(refused) == 2
 
 
 @pytest.mark.slow
 async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
-    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_LATE_S", 0.5)
-    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
         await until_heard(running, engine)
         await running.chat(TEXT)
         await until_noted(running, "by events")
@@ -273,7 +269,7 @@ async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
         await until_noted(running, "by events")
 
 
-async def test_what_a_request_in_flight_uses_is_not_evicted(gateway_of: Start, engine: Publisher) -> None:
+async def test_what_a_request_in_flight_uses_is_not_evicted(engine: Publisher) -> None:
     may_end = asyncio.Event()
 
     async def hold(wire: Wire) -> None:
@@ -281,7 +277,7 @@ async def test_what_a_request_in_flight_uses_is_not_evicted(gateway_of: Start, e
         await answer(wire)
 
     held = {"behaviour": hold, "timeouts": {"first_byte_s": TIMEOUT_S}}  # the gateway would give it up after 1.5 s
-    async with gateway_of({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}, **held) as running:
+    async with start_gateway({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}, **held) as running:
         await until_heard(running, engine)
         running.gateway.relay.router.sent = sent = deque()
         join(running.gateway)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import STOPPING
@@ -105,9 +106,7 @@ async def test_messages_that_are_only_shown_are_not_answered() -> None:
 
 async def test_health_is_told_of_each_service_that_there_is() -> None:
     async with serving({}) as (_, _, channel):
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
-        )
+        check = HealthStub(channel).Check
         for service in ("liveness", "readiness", SERVICE, ""):
             assert (await check(HealthCheckRequest(service=service))).status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as failure:

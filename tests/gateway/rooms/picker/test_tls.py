@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from backends.validation import UsageError
 from gateway.config.settings import TlsSettings
@@ -61,13 +62,8 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(pairs: list[TlsS
             credentials = grpc.ssl_channel_credentials(trusted.certificate.read_bytes())
             options = [("grpc.use_local_subchannel_pool", 1)]
             async with grpc.aio.secure_channel(address, credentials, options) as channel:
-                check = channel.unary_unary(
-                    "/grpc.health.v1.Health/Check",
-                    HealthCheckRequest.SerializeToString,
-                    HealthCheckResponse.FromString,
-                )
                 try:
-                    answer = await check(HealthCheckRequest(service="liveness"), timeout=10)
+                    answer = await HealthStub(channel).Check(HealthCheckRequest(service="liveness"), timeout=10)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,19 @@ from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome, policies
-from tests.gateway.conftest import MODEL, Start, start_gateway
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.command import until
 from tests.support.registered_metrics import value_of
 
 
 def records(folder: Path) -> list[TraceRecord]:
     return list(read_trace(folder, strict=True))
+
+
+def recorded(recorder: Recorder) -> list[TraceRecord]:
+    """End a recorder, and return what it has written."""
+    recorder.stop()
+    return records(recorder._settings.path)
 
 
 def settings(folder: Path, **fields: Any) -> RecorderSettings:
@@ -112,8 +118,11 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     return Finished(notes, changed(ended, **{**given, **changes}))
 
 
+Started = Callable[..., Recorder]
+
+
 @pytest.fixture
-def started(tmp_path: Path) -> Any:
+def started(tmp_path: Path) -> Iterator[Started]:
     """Return a function that starts recorders, which stop after the test."""
     running: list[Recorder] = []
 
@@ -128,11 +137,10 @@ def started(tmp_path: Path) -> Any:
         recorder.stop()
 
 
-def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_a_record_has_all_fields_of_a_request(started: Started) -> None:
     recorder = started()
     finished(recorder, 7).record(recorder)
-    recorder.stop()
-    (record,) = records(tmp_path)
+    (record,) = recorded(recorder)
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
     assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
     assert record.propensity == 0.75
@@ -147,57 +155,42 @@ def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[
     assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
 
 
-def test_a_failure_is_recorded_with_its_kind(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_a_failure_is_recorded_with_its_kind(started: Started) -> None:
     recorder = started()
     for status, label in ((400, "client_error"), (502, "interrupted"), (502, "unanswered")):
         finished(recorder, status=status, label=label, outcome=None, retried_from="a").record(recorder)
-    recorder.stop()
-    found = [(each.status, each.error, each.retried_from, each.output_tokens) for each in records(tmp_path)]
+    found = [(each.status, each.error, each.retried_from, each.output_tokens) for each in recorded(recorder)]
     assert found == [(400, "client_error", "a", 0), (502, "interrupted", "a", 0), (502, "unanswered", "a", 0)]
 
 
-def test_propensities_of_other_candidates_are_implied_where_possible(
-    tmp_path: Path, started: Callable[..., Recorder]
-) -> None:
+def test_propensities_of_other_candidates_are_implied_where_possible(started: Started) -> None:
     recorder = started()
     for propensity in (1.0, 0.75):
         finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)).record(recorder)
     third = finished(recorder, decision=Decision("b", "random", "drawn", 0.5))
     third.notes.on_send(ANY_DECISION, [*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
     third.record(recorder)
-    recorder.stop()
-    propensities = [record.candidates["propensity"] for record in records(tmp_path)]
+    propensities = [record.candidates["propensity"] for record in recorded(recorder)]
     assert propensities == [[1.0, 0.0], [0.75, 0.25], [0.5, None, None]]
 
 
-def test_candidates_that_the_policy_excluded_have_propensity_0(
-    tmp_path: Path, started: Callable[..., Recorder]
+@pytest.mark.parametrize(
+    ("arm", "other"), [({}, 0.0), ({"arm": "head", "arm_chance": 1.0}, 0.0), ({"arm": "head", "arm_chance": 0.5}, None)]
+)
+def test_candidates_that_the_policy_excluded_have_propensity_0_where_no_other_arm_would_have_chosen(
+    arm: dict[str, Any], other: float | None, started: Started
 ) -> None:
     recorder = started()
     request = finished(recorder)
-    scores: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.9]}
-    decision = Decision("b", "learned", "least_delay", 0.9, candidates=request.notes.candidates[:1], **scores)
+    given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.5], **arm}
+    decision = Decision("b", "learned", "least_delay", 0.5, candidates=request.notes.candidates[:1], **given)
     request.record(recorder, decision=decision)
-    recorder.stop()
-    (record,) = records(tmp_path)
-    assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
+    (record,) = recorded(recorder)
+    assert (record.arm, record.propensity) == (arm.get("arm", ""), 0.5)
+    assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.5, other])
 
 
-@pytest.mark.parametrize(("chance", "other"), [(0.5, None), (1.0, 0.0)])
-def test_what_another_arm_would_have_chosen_is_not_known(
-    chance: float, other: float | None, tmp_path: Path, started: Callable[..., Recorder]
-) -> None:
-    recorder = started()
-    request = finished(recorder)
-    given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [chance], "arm": "head", "arm_chance": chance}
-    decision = Decision("b", "learned", "least_delay", chance, candidates=request.notes.candidates[:1], **given)
-    request.record(recorder, decision=decision)
-    recorder.stop()
-    (record,) = records(tmp_path)
-    assert (record.arm, record.propensity, record.candidates["propensity"]) == ("head", chance, [chance, other])
-
-
-def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_changes_between_requests_are_recorded(started: Started) -> None:
     recorder = started()
     first, second, third = finished(recorder), finished(recorder), finished(recorder)
     second.notes.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
@@ -205,8 +198,7 @@ def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable
     third.notes.on_send(ANY_DECISION, third.notes.candidates[:1])
     for request in (first, second, third, finished(recorder)):
         request.record(recorder, decision=Decision("b", "random", "drawn", 0.5))
-    recorder.stop()
-    columns = [[record.candidates[name] for name in ("backend", "running", "waiting")] for record in records(tmp_path)]
+    columns = [[record.candidates[name] for name in ("backend", "running", "waiting")] for record in recorded(recorder)]
     candidates = [list(zip(*each, strict=True)) for each in columns]
     usual = [("b", 5, 2), ("a", None, None)]
     assert candidates == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
@@ -218,8 +210,7 @@ def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> Non
         finished(recorder, number).record(recorder)
     assert recorder.dropped == 2
     recorder.start()
-    recorder.stop()
-    assert [record.id for record in records(tmp_path)] == ["0", "1", "2"]
+    assert [record.id for record in recorded(recorder)] == ["0", "1", "2"]
     registry = Registry()
     recorder.count(registry)
     recorder.count(registry)
@@ -244,21 +235,20 @@ def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     assert 800 < recorded < 1200
 
 
-def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+def test_a_record_that_cannot_be_built_does_not_affect_others(started: Started) -> None:
     recorder = started()
     request = finished(recorder, 1)
     scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
     decision = Decision("b", "learned", "least_delay", 1.0, candidates=request.notes.candidates[:1], **scores)
     request.record(recorder, decision=decision)
     finished(recorder, 2).record(recorder)
-    recorder.stop()
-    assert [record.id for record in records(tmp_path)] == ["2"]
+    assert [record.id for record in recorded(recorder)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
 
 
 @pytest.mark.slow
 def test_write_errors_are_counted_and_writing_is_retried(
-    tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "traces"
     path.write_text("no folder")
@@ -273,8 +263,7 @@ def test_write_errors_are_counted_and_writing_is_retried(
     ]
     path.unlink()
     finished(recorder, 3).record(recorder)
-    recorder.stop()
-    assert [record.id for record in records(path)] == ["3"]
+    assert [record.id for record in recorded(recorder)] == ["3"]
 
 
 def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
@@ -303,7 +292,7 @@ def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["removed", "renamed", "folder removed"])
 def test_a_file_that_is_no_longer_in_place_is_begun_anew(
-    how: str, tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+    how: str, tmp_path: Path, started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "traces"
     recorder = started(path=folder, flush_s=0.01, compression="none")
@@ -328,7 +317,7 @@ def test_a_file_that_is_no_longer_in_place_is_begun_anew(
 
 
 def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
-    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = started(path=tmp_path, flush_s=0.01, compression="none")
     write = os.write
@@ -455,9 +444,9 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
 # In a gateway
 
 
-async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_of: Start, tmp_path: Path) -> None:
+async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path: Path) -> None:
     keys = [{"name": "team", "key": "sk-secret-key"}]
-    async with gateway_of(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
+    async with start_gateway(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
         headers = {"authorization": "Bearer sk-secret-key", "x-gateway-workload": "code", "x-request-id": "my-id"}
         await running.chat("def f():\n    return 1\n" * 5, headers=headers, temperature=0.25, max_tokens=9)
         await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)

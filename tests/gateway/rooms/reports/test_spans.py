@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
-from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import change
 from tests.gateway.rooms.rescue.test_streams import SCRIPT, engine
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
@@ -27,10 +27,6 @@ def traced(trace: str = TRACE, flags: str = "01") -> dict[str, str]:
     return {"traceparent": f"00-{trace}-{CLIENT_SPAN}-{flags}", "tracestate": "vendor=1"}
 
 
-def to(received: Received, **fields: Any) -> dict[str, Any]:
-    return {"otlp": {"endpoint": received.url} | fields}
-
-
 async def reporting(wire: Wire) -> None:
     """Answer with 5 tokens, and report them; a stream in two chunks."""
     if not wire.seen.json.get("stream"):
@@ -44,10 +40,13 @@ async def failing(wire: Wire) -> None:
 
 
 @contextlib.asynccontextmanager
-async def gateway_and_receiver(**fields: Any) -> AsyncIterator[tuple[Running, Received]]:
-    """Run a gateway with one backend that exports to a receiver."""
+async def exporting(
+    methods: dict[str, str] | None = None, otlp: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Running, Received]]:
+    """Run a gateway that exports to a receiver."""
     with otlp_receiver() as received:
-        async with start_gateway({"a": "baseline"}, telemetry=to(received, **fields)) as running:
+        telemetry = {"otlp": {"endpoint": received.url} | (otlp or {})}
+        async with start_gateway(methods, telemetry=telemetry, **settings) as running:
             yield running, received
 
 
@@ -67,15 +66,12 @@ async def spans_of(received: Received, trace: str, spans: int) -> tuple[Span, li
 
 
 @pytest.mark.slow
-async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_engine_continues_theirs(
-    gateway_of: Start,
-) -> None:
-    with otlp_receiver() as received:
-        async with gateway_of(behaviour=reporting, telemetry=to(received, headers={"x-token": "secret"})) as running:
-            response = await running.chat(stream=True, temperature=0.5, max_tokens=9, headers=traced())
-            (seen,) = [seen for upstream in running.upstreams.values() for seen in upstream.seen]
-            backend, address = response.headers["x-gateway-backend"], running.backend("a").url
-            server, (client,) = await spans_of(received, TRACE, 2)
+async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_engine_continues_theirs() -> None:
+    async with exporting(behaviour=reporting, otlp={"headers": {"x-token": "secret"}}) as (running, received):
+        response = await running.chat(stream=True, temperature=0.5, max_tokens=9, headers=traced())
+        (seen,) = [seen for upstream in running.upstreams.values() for seen in upstream.seen]
+        backend, address = response.headers["x-gateway-backend"], running.backend("a").url
+        server, (client,) = await spans_of(received, TRACE, 2)
     assert server.name == "POST /v1/chat/completions"
     assert server.parent_span_id.hex() == CLIENT_SPAN
     assert seen.header("traceparent") == f"00-{TRACE}-{client.span_id.hex()}-01"
@@ -114,19 +110,18 @@ async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_en
 @pytest.mark.slow
 async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
     other, unanswered = "1" * 32, "2" * 32
-    with otlp_receiver() as received:
-        async with start_gateway(telemetry=to(received)) as running:
-            running.upstreams["a"].behaviour = failing
-            response = await running.chat(headers=traced())
-            assert response.headers["x-gateway-retried-from"] == "a"
-            assert (await running.chat(model="no-such-model", headers=traced(other))).status_code == 404
-            seen = [running.upstreams[name].seen[-1].header("traceparent") for name in "ab"]
-            server, (first, second) = await spans_of(received, TRACE, 3)
-            refused, nothing = await spans_of(received, other, 1)
-            for upstream in running.upstreams.values():
-                await upstream.die()
-            assert (await running.chat(headers=traced(unanswered))).status_code >= 500
-            await eventually(lambda: received.of_trace(unanswered))
+    async with exporting() as (running, received):
+        running.upstreams["a"].behaviour = failing
+        response = await running.chat(headers=traced())
+        assert response.headers["x-gateway-retried-from"] == "a"
+        assert (await running.chat(model="no-such-model", headers=traced(other))).status_code == 404
+        seen = [running.upstreams[name].seen[-1].header("traceparent") for name in "ab"]
+        server, (first, second) = await spans_of(received, TRACE, 3)
+        refused, nothing = await spans_of(received, other, 1)
+        for upstream in running.upstreams.values():
+            await upstream.die()
+        assert (await running.chat(headers=traced(unanswered))).status_code >= 500
+        await eventually(lambda: received.of_trace(unanswered))
     failed = next(span for span in received.of_trace(unanswered) if span.kind == SERVER)
     assert seen == [f"00-{TRACE}-{span.span_id.hex()}-01" for span in (first, second)]
     assert plain(server.attributes)["gateway.retried_from"] == "a"
@@ -145,14 +140,13 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
 
 @pytest.mark.slow
 async def test_a_rescued_stream_has_a_span_for_each_backend_that_gave_part_of_it() -> None:
-    with otlp_receiver() as received:
-        async with start_gateway(rescue=True, telemetry=to(received)) as running:
-            running.upstreams["a"].behaviour = engine(events=5)
-            running.upstreams["b"].behaviour = engine()
-            fields = {"stream_options": {"include_usage": True}, "stream": True}
-            assert (await running.chat(headers=traced(), **fields)).text.endswith("data: [DONE]\n\n")
-            server, (first, second) = await spans_of(received, TRACE, 3)
-            (continued,) = [seen for seen in running.upstreams["b"].seen if seen.target != "/detokenize"]
+    async with exporting(rescue=True) as (running, received):
+        running.upstreams["a"].behaviour = engine(events=5)
+        running.upstreams["b"].behaviour = engine()
+        fields: dict[str, Any] = {"stream_options": {"include_usage": True}, "stream": True}
+        assert (await running.chat(headers=traced(), **fields)).text.endswith("data: [DONE]\n\n")
+        server, (first, second) = await spans_of(received, TRACE, 3)
+        (continued,) = [seen for seen in running.upstreams["b"].seen if seen.target != "/detokenize"]
     assert plain(server.attributes)["gateway.rescued_from"] == "a"
     assert (first.status.code, plain(first.attributes)["error.type"]) == (ERROR, "rescued")
     assert plain(second.attributes)["gateway.reason"] == "rescue"
@@ -162,7 +156,7 @@ async def test_a_rescued_stream_has_a_span_for_each_backend_that_gave_part_of_it
 
 @pytest.mark.slow
 async def test_other_paths_have_spans_of_http_alone_also_after_a_reload() -> None:
-    async with gateway_and_receiver() as (running, received):
+    async with exporting({"a": "baseline"}) as (running, received):
         running.upstreams["a"].version = None
         assert (await running.client.get("/version", headers=traced())).status_code == 200
         server, (client,) = await spans_of(received, TRACE, 2)
@@ -180,14 +174,13 @@ async def test_other_paths_have_spans_of_http_alone_also_after_a_reload() -> Non
 
 @pytest.mark.slow
 async def test_the_clients_decision_on_sampling_is_kept_and_others_are_drawn() -> None:
-    with otlp_receiver() as received:
-        async with start_gateway({"a": "baseline"}, telemetry=to(received, sample_ratio=0.0)) as running:
-            unsampled = traced(flags="00")
-            await running.chat(headers=unsampled)
-            await running.chat(headers={"traceparent": "00-wrong-01", "tracestate": "vendor=1"})
-            await running.chat(headers=traced())
-            await spans_of(received, TRACE, 2)
-            passed_on, drawn, _ = running.upstreams["a"].seen
+    async with exporting({"a": "baseline"}, {"sample_ratio": 0.0}) as (running, received):
+        unsampled = traced(flags="00")
+        await running.chat(headers=unsampled)
+        await running.chat(headers={"traceparent": "00-wrong-01", "tracestate": "vendor=1"})
+        await running.chat(headers=traced())
+        await spans_of(received, TRACE, 2)
+        passed_on, drawn, _ = running.upstreams["a"].seen
     assert len(received.spans) == 2
     assert passed_on.header("traceparent") == unsampled["traceparent"]
     assert passed_on.header("tracestate") == "vendor=1"
@@ -222,10 +215,9 @@ async def test_a_dead_collector_loses_spans_counts_them_and_slows_no_request() -
 
 
 async def test_why_a_collector_takes_no_spans_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with otlp_receiver() as received:
+    async with exporting({"a": "baseline"}) as (running, received):
         received.status = 401
-        async with start_gateway({"a": "baseline"}, telemetry={"otlp": {"endpoint": received.url}}) as running:
-            assert (await running.chat()).status_code == 200
+        assert (await running.chat()).status_code == 200
     (said,) = (each for each in caplog.messages if "spans are lost" in each)
     assert "401" in said
 

@@ -15,7 +15,7 @@ import pytest
 from backends import background
 from backends.health import State
 from lab.trace.read import read_trace
-from tests.gateway.conftest import MODEL, Running, Start
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import backends_of, change
 from tests.support.token_engine import TokenEngine, answer_of, decode
 from tests.support.upstream import Behaviour, Wire
@@ -27,10 +27,6 @@ BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi", "max_tokens": 100},
 }
-
-
-async def until_lost(wire: Wire) -> None:
-    await wire.until_closed()
 
 
 def engine(*, events: int | None = None, end: Callable[[Wire], Any] = Wire.reset, step: int = 1) -> Behaviour:
@@ -90,8 +86,8 @@ def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("events", [1, 12, 18])  # up to within a character, and to the end of the text
-async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, events: int) -> None:
-    async with gateway_of() as running:
+async def test_a_stream_outlives_its_backend(path: str, events: int) -> None:
+    async with start_gateway() as running:
         behave(running, a=engine(events=events), b=engine(step=2))
         check_is_whole(await stream(running, path))
         assert running.backend("a").in_flight == running.backend("b").in_flight == 0
@@ -125,8 +121,8 @@ def reasoning_engine(*, events: int | None = None) -> Behaviour:
 
 
 @pytest.mark.parametrize("events", [1, 2])  # up to the role, and up to the token that begins the reasoning
-async def test_a_stream_without_text_begins_again_with_its_reasoning(gateway_of: Start, events: int) -> None:
-    async with gateway_of() as running:
+async def test_a_stream_without_text_begins_again_with_its_reasoning(events: int) -> None:
+    async with start_gateway() as running:
         behave(running, a=reasoning_engine(events=events), b=reasoning_engine())
         response = await stream(running, stream_options=None)
         lines = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
@@ -136,8 +132,8 @@ async def test_a_stream_without_text_begins_again_with_its_reasoning(gateway_of:
         assert response.text.endswith("data: [DONE]\n\n")
 
 
-async def test_reasoning_that_began_again_is_not_begun_a_third_time(gateway_of: Start) -> None:
-    async with gateway_of(THREE) as running:
+async def test_reasoning_that_began_again_is_not_begun_a_third_time() -> None:
+    async with start_gateway(THREE) as running:
         behave(running, a=reasoning_engine(events=2), b=reasoning_engine(events=3), c=reasoning_engine(events=3))
         response = await stream(running, stream_options=None)
         assert response.text.count('"so"') == 1
@@ -145,8 +141,8 @@ async def test_reasoning_that_began_again_is_not_begun_a_third_time(gateway_of: 
 
 
 @pytest.mark.parametrize("events", [2, 18])
-async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(gateway_of: Start, events: int) -> None:
-    async with gateway_of() as running:
+async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(events: int) -> None:
+    async with start_gateway() as running:
         for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
             running.upstreams[name].behaviour = engine()
             await stream(running, stream_options=None)  # shows what the engine tells unasked
@@ -188,16 +184,16 @@ async def end_early(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("end", [end_with_error, end_aborted, end_without_a_reason, end_within_an_event, end_early])
-async def test_other_ends_of_a_stream_are_as_good_as_a_cut(gateway_of: Start, end: Callable[[Wire], Any]) -> None:
-    async with gateway_of() as running:
+async def test_other_ends_of_a_stream_are_as_good_as_a_cut(end: Callable[[Wire], Any]) -> None:
+    async with start_gateway() as running:
         behave(running, a=engine(events=6, end=end), b=engine())
         check_is_whole(await stream(running))
         assert await rescues(running) == {"a complete": 1}
 
 
-async def test_a_stream_outlives_two_backends_but_not_three(gateway_of: Start) -> None:
+async def test_a_stream_outlives_two_backends_but_not_three() -> None:
     methods = {**THREE, "d": "baseline"}
-    async with gateway_of(methods) as running:
+    async with start_gateway(methods) as running:
         for name in methods:
             running.upstreams[name].behaviour = engine(events=5)
         running.upstreams["c"].behaviour = engine()
@@ -217,8 +213,8 @@ async def refuse(wire: Wire) -> None:
         await wire.json({"error": {"message": "no", "code": 400}}, 400)
 
 
-async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try(gateway_of: Start) -> None:
-    async with gateway_of(THREE) as running:
+async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try() -> None:
+    async with start_gateway(THREE) as running:
         behave(running, a=engine(events=5), b=refuse, c=engine())
         check_is_whole(await stream(running))
 
@@ -232,10 +228,8 @@ async def cannot_decode(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [decode_otherwise, cannot_decode])
-async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
-    gateway_of: Start, behaviour: Behaviour
-) -> None:
-    async with gateway_of(THREE) as running:
+async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(behaviour: Behaviour) -> None:
+    async with start_gateway(THREE) as running:
         behave(running, a=engine(events=5), b=behaviour)
         response = await stream(running)
         assert b"Backend a closed the connection" in response.content
@@ -243,8 +237,8 @@ async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
         assert running.backend("a").in_flight == running.backend("b").in_flight == 0
 
 
-async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start) -> None:
-    async with gateway_of() as running:
+async def test_what_cannot_be_continued_ends_with_an_error() -> None:
+    async with start_gateway() as running:
         running.upstreams["a"].behaviour = engine(events=5)
         response = await stream(running, seed=1)
         assert b"backend_broken" in response.content
@@ -252,16 +246,16 @@ async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start) ->
         assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
 
 
-async def test_where_it_is_off_nothing_is_asked_and_nothing_rescued(gateway_of: Start) -> None:
-    async with gateway_of(rescue=False) as running:
+async def test_where_it_is_off_nothing_is_asked_and_nothing_rescued() -> None:
+    async with start_gateway(rescue=False) as running:
         behave(running, a=engine(events=5), b=engine())
         assert b"backend_broken" in (await stream(running)).content
         assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
         assert await rescues(running) == {}
 
 
-async def test_what_a_stream_is_without_a_rescue_stays_the_same(gateway_of: Start) -> None:
-    async with gateway_of() as running:
+async def test_what_a_stream_is_without_a_rescue_stays_the_same() -> None:
+    async with start_gateway() as running:
         running.upstreams["a"].behaviour = engine()
         response = await stream(running)
         assert running.upstreams["a"].seen[-1].json["return_token_ids"] is True
@@ -276,20 +270,20 @@ def asked(running: Running, name: str = "a") -> list[bool]:
     return ["return_token_ids" in seen.json for seen in running.upstreams[name].seen]
 
 
-async def test_who_has_no_other_replica_is_not_asked(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
+async def test_who_has_no_other_replica_is_not_asked() -> None:
+    async with start_gateway({"a": "baseline"}) as running:
         running.upstreams["a"].behaviour = engine()
         check_is_whole(await stream(running))
         assert asked(running) == [False]
 
 
-async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life(gateway_of: Start) -> None:
+async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life() -> None:
     async def old(wire: Wire) -> None:
         tokens = TokenEngine(SCRIPT, 1, wire.upstream.name)
         body = {"stream_options": {"include_usage": True}, "max_tokens": None}
         await wire.stream(*tokens.events(body, chat=True))
 
-    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+    async with start_gateway(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = old
         for _ in range(3):
             check_is_whole(await stream(running))
@@ -301,16 +295,14 @@ async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life(gateway_
 
 
 @pytest.mark.parametrize("refused", [["return_token_ids"], ["return_token_ids", "stream_options"]])
-async def test_an_engine_that_refuses_what_it_does_not_know_serves_all_the_same(
-    gateway_of: Start, refused: list[str]
-) -> None:
+async def test_an_engine_that_refuses_what_it_does_not_know_serves_all_the_same(refused: list[str]) -> None:
     async def strict(wire: Wire) -> None:
         if unknown := [name for name in refused if name in wire.seen.json]:
             await wire.json({"object": "error", "message": f"body.{unknown[0]}: not permitted", "code": 400}, 400)
         else:
             await engine()(wire)
 
-    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+    async with start_gateway(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = engine()
         await running.chat(stream=True)  # shows that it may be asked for usage
         running.upstreams["a"].behaviour = strict
@@ -324,14 +316,14 @@ async def test_an_engine_that_refuses_what_it_does_not_know_serves_all_the_same(
         assert ("stream_options" in seen[-1].json) is ("stream_options" not in refused)
 
 
-async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -> None:
+async def test_a_client_that_leaves_during_a_rescue_ends_it() -> None:
     waiting = asyncio.Event()
 
     async def wait(wire: Wire) -> None:
         waiting.set()
         await wire.until_closed()
 
-    async with gateway_of() as running:
+    async with start_gateway() as running:
         behave(running, a=engine(events=5), b=wait)
         request = asyncio.create_task(stream(running))
         await waiting.wait()
@@ -344,14 +336,14 @@ async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -
 
 
 @pytest.mark.slow
-async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: Start) -> None:
+async def test_a_backend_that_goes_down_before_it_goes_on_is_left() -> None:
     waiting = asyncio.Event()
 
     async def wait(wire: Wire) -> None:
         waiting.set()
         await wire.until_closed()
 
-    async with gateway_of(THREE, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
+    async with start_gateway(THREE, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
         behave(running, a=engine(events=5), b=wait, c=engine())
         request = asyncio.create_task(stream(running))
         await waiting.wait()
@@ -359,9 +351,9 @@ async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: St
         check_is_whole(await request)
 
 
-async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> None:
+async def test_a_rescue_is_in_the_record(tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path / "trace"), "text": "full", "flush_s": 0.1}
-    async with gateway_of(recorder=recorder) as running:
+    async with start_gateway(recorder=recorder) as running:
         behave(running, a=engine(events=5), b=engine())
         check_is_whole(await stream(running))
     (record,) = read_trace(tmp_path / "trace", strict=True)
@@ -369,9 +361,7 @@ async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> N
     assert (record.reason, record.output, record.output_tokens) == ("rescue", TEXT, len(SCRIPT))
 
 
-async def test_a_stream_outlives_a_backend_that_leaves_the_pool(
-    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_outlives_a_backend_that_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a pod dies, and discovery finds it no more."""
     failures: list[str] = []
     monkeypatch.setattr(background, "on_failure", [failures.append])
@@ -383,7 +373,7 @@ async def test_a_stream_outlives_a_backend_that_leaves_the_pool(
             await may_end.wait()
         await engine()(wire)
 
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+    async with start_gateway({"a": "baseline", "b": "baseline"}) as running:
         behave(running, a=engine(events=5), b=held)
         request = asyncio.create_task(stream(running))
         await goes_on.wait()
@@ -395,8 +385,8 @@ async def test_a_stream_outlives_a_backend_that_leaves_the_pool(
     assert not failures
 
 
-async def test_the_backend_that_cut_streams_which_others_completed_is_ejected(gateway_of: Start) -> None:
-    async with gateway_of(health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
+async def test_the_backend_that_cut_streams_which_others_completed_is_ejected() -> None:
+    async with start_gateway(health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
         behave(running, a=engine(events=5), b=engine())
         number = 0
         while running.backend("a").health.state is State.UP and number < 20:

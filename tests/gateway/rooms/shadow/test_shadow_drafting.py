@@ -21,9 +21,10 @@ from gateway.routing.model import Model
 from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
-from policies.policy import Outcome
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from policies.policy import Decision, Outcome
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta, usage
 from tests.support.waiting import eventually
 
@@ -48,10 +49,6 @@ def _drafting(running: Running) -> dict[str, ShadowDrafting]:
     return room.drafting
 
 
-def _shadow(running: Running) -> ShadowDrafting:
-    return _drafting(running)[MODEL]
-
-
 def _observed(policy: Learned) -> dict[str, float]:
     """Return how many answers taught the tokens per step of each method; those that drafted nothing are under ''."""
     per_step = policy.known.per_step
@@ -60,10 +57,7 @@ def _observed(policy: Learned) -> dict[str, float]:
 
 async def _expected(running: Running) -> dict[str, float]:
     """Return the tokens per step that are expected of each backend."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "stream": True}
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    explained = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
-    notes = {each["backend"]: each["note"] for each in explained["candidates"]}
+    notes = await running.notes(TEXT, stream=True)
     return {name: float(note.partition(" per step")[0].rpartition(" ")[2]) for name, note in notes.items()}
 
 
@@ -84,7 +78,7 @@ async def test_answers_of_one_method_are_replayed_with_the_others() -> None:
         expected = await _expected(running)
         assert expected["b"] > expected["c"] > 1.5
         assert expected["a"] == 1.0
-        shadow = _shadow(running)
+        shadow = _drafting(running)[MODEL]
         assert shadow.replayed == 3
     assert shadow._process is None
 
@@ -105,9 +99,9 @@ async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
         running.upstreams["b"].behaviour = unstreamed
         for _ in range(2):
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
-        policy = _policy(running)
-        await running.until(lambda: _shadow(running).replayed == 2)
-        _shadow(running).deliver(running.gateway.models[MODEL].observe_shadow)
+        policy, shadow = _policy(running), _drafting(running)[MODEL]
+        await running.until(lambda: shadow.replayed == 2)
+        shadow.deliver(running.gateway.models[MODEL].observe_shadow)
         assert _observed(policy) == {"suffix:24": 2.0}
         assert policy.known.shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
 
@@ -129,16 +123,12 @@ async def test_nothing_is_replayed_if_the_policy_does_not_use_it(
 
 
 def _outcome(endpoint: Endpoint = Endpoint.CHAT) -> Outcome:
-    from policies.policy import Decision
-
     features = RequestFeatures("m", endpoint, temperature=0.0)
     return Outcome(features, Decision("a", "p", "r"), Method.BASELINE, 200, 0.1, 0.01, 1.0, 10, 52, None)
 
 
 class _Recording(Learned):
     def __init__(self) -> None:
-        from policies.learned.settings import LearnedSettings
-
         super().__init__(LearnedSettings())
         self.outcomes: list[Outcome] = []
 

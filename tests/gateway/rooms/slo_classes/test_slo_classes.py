@@ -10,7 +10,7 @@ from gateway.relay.observers import EndedExchange
 from gateway.rooms.dashboard import room as dashboard
 from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.routed_request import RoutedRequest
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import ADMIN, MODEL, Running, bearer, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
 
@@ -49,13 +49,11 @@ async def test_requests_are_judged_by_the_objective_of_their_class(monkeypatch: 
     async with start_gateway({"a": "baseline"}, policy, behaviour=slowly, keys=KEYS, slo_classes=CLASSES) as running:
 
         async def page() -> dict[str, dict[str, int]]:
-            found = await running.client.get(
-                "/admin/dashboard/snapshot", headers={"authorization": f"Bearer {ADMIN_KEY}"}
-            )
-            return {each["name"]: each for each in found.json()["models"][0]["classes"]}
+            found = await running.admin("dashboard/snapshot")
+            return {each["name"]: each for each in found["models"][0]["classes"]}
 
         async def ask(key: str, text: str = "hi", *, slo_class: str = "", stream: bool = True) -> int:
-            headers = {"authorization": f"Bearer sk-{key}"} | ({"x-slo-class": slo_class} if slo_class else {})
+            headers = bearer(f"sk-{key}") | ({"x-slo-class": slo_class} if slo_class else {})
             return (await running.chat(text, headers=headers, stream=stream)).status_code
 
         assert await page() == {}
@@ -97,7 +95,7 @@ async def test_a_class_that_is_not_there_is_answered_with_those_that_are() -> No
             assert header in refused.json()["error"]["message"]
         assert running.upstreams["a"].seen == []
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        headers = {"authorization": f"Bearer {ADMIN_KEY}", "x-slo-class": "now"}
+        headers = {**ADMIN, "x-slo-class": "now"}
         explained = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
         assert explained["features"]["slo_ttft_s"] == pytest.approx(0.001)
     async with start_gateway({"a": "baseline"}, policy) as running:
@@ -151,6 +149,6 @@ async def test_the_objective_of_a_key_applies_to_requests_without_headers() -> N
 
         running.gateway.relay.followers[MODEL].append(Follow())
         for key, headers, ttft_s, tpot_s in BOUNDS:
-            answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
+            answer = await running.chat(headers={**bearer(f"sk-{key}"), **headers})
             assert answer.status_code == 200
             assert observed.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))

@@ -15,14 +15,13 @@ from backends.backend import EngineChange
 from gateway.rooms.trouble.answer import is_engines_own
 from policies.features.request import Endpoint, RequestFeatures
 from policies.trouble.troubles import TROUBLE
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
-from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream, until_lost
-from tests.support.upstream import Behaviour, Wire, answer
+from tests.gateway.conftest import MODEL, Running, bearer, start_gateway
+from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream
+from tests.support.upstream import Behaviour, Wire, answer, hang
 
 POOL = {"a": "baseline", "b": "eagle3"}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 JSON = {"response_format": {"type": "json_object"}}
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 THINK = {"enable_thinking": True}
 PATIENT = {"connect_s": 5.0, "first_byte_s": 60.0, "idle_s": 60.0}
 
@@ -89,12 +88,12 @@ def taken(running: Running, name: str, fields: dict[str, Any]) -> int:
     ],
 )
 async def test_what_breaks_is_found_said_avoided_and_forgotten(
-    gateway_of: Start, caplog: pytest.LogCaptureFixture, policy: str, fault: str, fields: dict[str, Any]
+    caplog: pytest.LogCaptureFixture, policy: str, fault: str, fields: dict[str, Any]
 ) -> None:
     caplog.set_level(logging.INFO)
     said = {"name": policy} | ({"guardrail": {"share": 0}} if policy == "learned" else {})
     asked = fields | ({"stream": True} if fault == "error event" else {})
-    async with gateway_of(POOL, said, behaviour=faulty(fault, fields)) as running:
+    async with start_gateway(POOL, said, behaviour=faulty(fault, fields)) as running:
         troubles = running.gateway.models[MODEL].troubles
         for _ in range(200):
             if troubles.found:
@@ -115,9 +114,7 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         assert taken(running, "b", fields) <= before + 3, "there is a safe one, as good"
         plain = [await running.chat() for _ in range(4)]
         assert {each.status_code for each in plain} == {200}
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
-        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
-        assert f"requests with {shape} {problem}" in json.dumps(explained)
+        assert f"requests with {shape} {problem}" in json.dumps(await running.explain(**fields))
         running.gateway.models[MODEL].engine_changed("b", EngineChange.RESTART)
         await running.until(lambda: any("no longer: eagle3:3" in each for each in caplog.messages))
         assert troubles.found == ()
@@ -139,16 +136,16 @@ def test_what_may_bend_or_cut_an_answer_is_no_evidence() -> None:
 @pytest.mark.parametrize(
     "own", [{"stop": ["}"]}, {"headers": {"x-gateway-method": "eagle3"}}, {}], ids=["stop", "headers", "nothing"]
 )
-async def test_what_one_key_asks_for_takes_no_replica_from_another(gateway_of: Start, own: dict[str, Any]) -> None:
+async def test_what_one_key_asks_for_takes_no_replica_from_another(own: dict[str, Any]) -> None:
     async def behave(wire: Wire) -> None:
         is_hostile = "hostile" in json.dumps(wire.seen.json["messages"])
         await wire.json(document(wire.upstream.name, '{"a": ' if is_hostile and wire.upstream.name == "b" else "{}"))
 
-    async with gateway_of(POOL, {"name": "least_loaded"}, behaviour=behave, keys=KEYS) as running:
+    async with start_gateway(POOL, {"name": "least_loaded"}, behaviour=behave, keys=KEYS) as running:
         troubles = running.gateway.models[MODEL].troubles
         for key, number in (("other", 10), ("hostile", 40)):
             fields = {"headers": {}, **(own if key == "hostile" else {})}
-            fields["headers"] = {"authorization": f"Bearer sk-{key}", **fields["headers"]}
+            fields["headers"] = {**bearer(f"sk-{key}"), **fields["headers"]}
             for _ in range(number):
                 (await running.chat(key, **JSON, **fields)).raise_for_status()
         if not own:
@@ -159,26 +156,26 @@ async def test_what_one_key_asks_for_takes_no_replica_from_another(gateway_of: S
         assert {each.client for each in troubles.found} == ({clients["hostile"]} if not own else set())
         before = taken(running, "b", JSON)
         for _ in range(60):  # of which fewer than 5 go to one of two equals once in 10^12 runs
-            await running.chat("other", **JSON, headers={"authorization": "Bearer sk-other"})
+            await running.chat("other", **JSON, headers=bearer("sk-other"))
         assert taken(running, "b", JSON) - before >= 5
 
 
-async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise(gateway_of: Start) -> None:
+async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise() -> None:
     """Of two with the method that failed and one without, that one gets every retry."""
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
 
     async def behave(wire: Wire) -> None:
         await (wire.json(document("c", "{}")) if wire.upstream.name == "c" else broken(wire, "status"))
 
-    async with gateway_of(methods, behaviour=behave) as running:
+    async with start_gateway(methods, behaviour=behave) as running:
         answers = [await running.chat() for _ in range(9)]
         assert {each.json()["choices"][0]["message"]["content"] for each in answers} == {"{}"}
 
 
 @pytest.mark.slow
-async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_was(gateway_of: Start) -> None:
-    async with gateway_of(POOL, rescue=True, timeouts=PATIENT) as running:
-        running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=until_lost)
+async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_was() -> None:
+    async with start_gateway(POOL, rescue=True, timeouts=PATIENT) as running:
+        running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=hang)
         answers = await asyncio.gather(*[stream(running, logprobs=False, chat_template_kwargs=THINK) for _ in range(2)])
         for response in answers:
             check_is_whole(response)
@@ -193,7 +190,7 @@ async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_wa
 
 
 @pytest.mark.slow
-async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for(gateway_of: Start) -> None:
+async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for() -> None:
     async def slow(wire: Wire) -> None:
         whole = engine()
         sent = wire.chunk
@@ -208,13 +205,13 @@ async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for(gateway_
         wire.chunk = chunk  # type: ignore[method-assign]
         await whole(wire)
 
-    async with gateway_of({"a": "baseline"}, behaviour=slow, rescue=True, timeouts=PATIENT) as running:
+    async with start_gateway({"a": "baseline"}, behaviour=slow, rescue=True, timeouts=PATIENT) as running:
         check_is_whole(await stream(running))
         assert await rescues(running) == {}
 
 
 @pytest.mark.slow
-async def test_streams_of_a_replica_that_is_silent_for_all_stay(gateway_of: Start) -> None:
+async def test_streams_of_a_replica_that_is_silent_for_all_stay() -> None:
     """It may be computing a long prompt."""
     is_free = asyncio.Event()
 
@@ -222,7 +219,7 @@ async def test_streams_of_a_replica_that_is_silent_for_all_stay(gateway_of: Star
         await is_free.wait()
         wire.reset()
 
-    async with gateway_of(rescue=True, timeouts=PATIENT) as running:
+    async with start_gateway(rescue=True, timeouts=PATIENT) as running:
         for name in running.upstreams:
             running.upstreams[name].behaviour = engine(events=6, end=wait_and_end)
         streams = [asyncio.create_task(stream(running)) for _ in range(4)]
