@@ -27,7 +27,7 @@ class LiveEndpoint:
 
     Examples
     --------
-    >>> endpoint = LiveEndpoint.of("--live", "mine=http://localhost:8000/team/v1", None, None)
+    >>> endpoint = LiveEndpoint.of("mine=http://localhost:8000/team/v1", None, None)
     >>> endpoint.name, endpoint.prefix
     ('mine', '/team')
     """
@@ -41,7 +41,7 @@ class LiveEndpoint:
     model: str | None = None
 
     @classmethod
-    def of(cls, option: str, given: str, model: str | None, api_key: str | None) -> Self:
+    def of(cls, given: str, model: str | None, api_key: str | None) -> Self:
         """Return the endpoint of `[NAME=]URL`, with or without `/v1` at its end; its default name is its address."""
         is_named = "=" in given.partition("://")[0] or given.partition("=")[2].startswith("unix:")
         name, url = given.split("=", 1) if is_named else ("", given)
@@ -49,10 +49,10 @@ class LiveEndpoint:
             address, parts = Address.parse(url), urlsplit(url)
         except ValueError:
             expected = "expected http://host:port, https://host:port or unix:/path/to.sock"
-            raise UsageError(f"{option} {given}: {expected}") from None
+            raise UsageError(f"--live {given}: {expected}") from None
         if parts.query or parts.fragment or parts.username is not None:
             expected = "expected an address without query and user; give keys with --api-key"
-            raise UsageError(f"{option} {given}: {expected}")
+            raise UsageError(f"--live {given}: {expected}")
         prefix = "" if address.path else parts.path.rstrip("/").removesuffix("/v1")
         headers = [("authorization", f"Bearer {api_key}")] if api_key else []
         return cls(name or address.path or address.authority.decode(), url, address, prefix, headers, model)
@@ -72,13 +72,13 @@ class LiveEndpoint:
         return UsageError(f"{self.url}: {problem}")
 
 
-def endpoints_of(option: str, given: Sequence[str], model: str | None, api_key: str | None) -> list[LiveEndpoint]:
-    """Return the endpoints of an option, whose names must differ."""
-    endpoints = [LiveEndpoint.of(option, one, model, api_key) for one in given]
+def endpoints_of(given: Sequence[str], model: str | None, api_key: str | None) -> list[LiveEndpoint]:
+    """Return the endpoints of `--live`, whose names must differ."""
+    endpoints = [LiveEndpoint.of(one, model, api_key) for one in given]
     names = [one.name for one in endpoints]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{option}: {name} is given twice; name them: {option} first=URL {option} second=URL")
+            raise UsageError(f"--live: {name} is given twice; name them: --live first=URL --live second=URL")
     return endpoints
 
 
