@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import stdev
 from typing import Final, NamedTuple
 
 from backends.engine_metrics import EngineMetrics
@@ -116,9 +117,7 @@ class StepComparison:
         logs = [
             math.log(each.answered_tokens / each.answered_steps * each.steps / each.tokens) for each in self._windows
         ]
-        mean = sum(logs) / count
-        variance = sum((log - mean) ** 2 for log in logs) / (count - 1)
-        margin = _LEAST + (_STUDENT * math.sqrt(variance / count) if self.difference is None else 0.0)
+        margin = _LEAST + (_STUDENT * stdev(logs) / math.sqrt(count) if self.difference is None else 0.0)
         counted = min(max(shown, low), high)
         return Difference(shown, counted) if abs(math.log(shown / counted)) > margin else None
 

@@ -336,16 +336,15 @@ class Calibration(CheckedModel):
             raise ValueError(f"calibration {self.name!r} has no acceptance for {method!s}")
         return by_kind[nearest_kind(kind, by_kind)]
 
+    def kv_room(self, method: Method) -> tuple[float, int]:
+        """Return GiB and tokens of the KV cache beside the weights of target and draft; negative if they do not fit."""
+        memory, draft = self.memory, self.method(method)
+        room_gib = memory.gpu_gib * memory.utilization - memory.reserved_gib - (memory.weights_gib + draft.weights_gib)
+        return room_gib, int(room_gib * 2**20 / (memory.kv_kib_per_token + draft.kv_kib_per_token))
+
     def kv_tokens(self, method: Method) -> int:
         """Return the number of tokens that fit into the KV cache beside the weights of target and draft."""
-        entry = self.method(method)
-        room_gib = (
-            self.memory.gpu_gib * self.memory.utilization
-            - self.memory.reserved_gib
-            - self.memory.weights_gib
-            - entry.weights_gib
-        )
-        tokens = int(room_gib * 2**20 / (self.memory.kv_kib_per_token + entry.kv_kib_per_token))
+        _, tokens = self.kv_room(method)
         if tokens <= 0:
             raise ValueError(f"calibration {self.name!r}: no memory is left for the KV cache with {method!s}")
         return tokens

@@ -132,7 +132,9 @@ def draft_profile(
         factor=calibration.temperature.factor(temperature),
         confidence_window=acceptance.confidence_window or 0.0,
         progress=(progress.output_tokens, progress.logit_shifts) if progress else ((), ()),
-        context=(context.tokens, tuple(_shifts_to(row, k) for row in context.logit_shifts)) if context else ((), ()),
+        context=(context.tokens, tuple((*row, *[row[-1]] * (k - len(row)))[:k] for row in context.logit_shifts))
+        if context
+        else ((), ()),
     )
 
 
@@ -170,8 +172,3 @@ def _logit(rate: float) -> float:
 
 def _rate(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
-
-
-def _shifts_to(shifts: tuple[float, ...], k: int) -> tuple[float, ...]:
-    """Return the shifts of k positions from those of the first ones; the last one holds for all further."""
-    return (*shifts, *[shifts[-1]] * (k - len(shifts)))[:k]

@@ -40,7 +40,7 @@ def run_live(options: ReplayOptions) -> int:
     sent: Sent = {}
     try:
         slo = slo_bounds(options.slo)
-        endpoints = endpoints_of("--live", options.live, options.model, options.api_key)
+        endpoints = endpoints_of(options.live, options.model, options.api_key)
         loads = loads_of(options)
         session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)
         uvloop.run(session.run(_send(session, endpoints, loads, options.seed, sent)))

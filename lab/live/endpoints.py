@@ -11,14 +11,16 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from backends.engine_metrics import EngineMetrics, read_metrics
+from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, read_metrics
 from backends.http.address import Address
+from backends.http.bounded import PLAIN, UnboundedError, fetch
 from backends.validation import UsageError
 from lab.live.record import error_message
 from lab.live.requests import PATHS, EndpointInfo, body_of
 from lab.live.texts import TokenScale, every_word
 
 _TIMEOUT_S = 60.0
+_MOST_BYTES = 1 << 20  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class LiveEndpoint:
 
     Examples
     --------
-    >>> endpoint = LiveEndpoint.of("--live", "mine=http://localhost:8000/team/v1", None, None)
+    >>> endpoint = LiveEndpoint.of("mine=http://localhost:8000/team/v1", None, None)
     >>> endpoint.name, endpoint.prefix
     ('mine', '/team')
     """
@@ -41,7 +43,7 @@ class LiveEndpoint:
     model: str | None = None
 
     @classmethod
-    def of(cls, option: str, given: str, model: str | None, api_key: str | None) -> Self:
+    def of(cls, given: str, model: str | None, api_key: str | None) -> Self:
         """Return the endpoint of `[NAME=]URL`, with or without `/v1` at its end; its default name is its address."""
         is_named = "=" in given.partition("://")[0] or given.partition("=")[2].startswith("unix:")
         name, url = given.split("=", 1) if is_named else ("", given)
@@ -49,10 +51,10 @@ class LiveEndpoint:
             address, parts = Address.parse(url), urlsplit(url)
         except ValueError:
             expected = "expected http://host:port, https://host:port or unix:/path/to.sock"
-            raise UsageError(f"{option} {given}: {expected}") from None
+            raise UsageError(f"--live {given}: {expected}") from None
         if parts.query or parts.fragment or parts.username is not None:
             expected = "expected an address without query and user; give keys with --api-key"
-            raise UsageError(f"{option} {given}: {expected}")
+            raise UsageError(f"--live {given}: {expected}")
         prefix = "" if address.path else parts.path.rstrip("/").removesuffix("/v1")
         headers = [("authorization", f"Bearer {api_key}")] if api_key else []
         return cls(name or address.path or address.authority.decode(), url, address, prefix, headers, model)
@@ -63,7 +65,7 @@ class LiveEndpoint:
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=self.address.path, trust_env=False),
             base_url=f"{scheme}://{self.address.authority.decode()}{self.prefix}",
-            headers=list(self.headers),
+            headers=[*self.headers, *PLAIN.items()],
             timeout=_TIMEOUT_S,
         )
 
@@ -72,13 +74,13 @@ class LiveEndpoint:
         return UsageError(f"{self.url}: {problem}")
 
 
-def endpoints_of(option: str, given: Sequence[str], model: str | None, api_key: str | None) -> list[LiveEndpoint]:
-    """Return the endpoints of an option, whose names must differ."""
-    endpoints = [LiveEndpoint.of(option, one, model, api_key) for one in given]
+def endpoints_of(given: Sequence[str], model: str | None, api_key: str | None) -> list[LiveEndpoint]:
+    """Return the endpoints of `--live`, whose names must differ."""
+    endpoints = [LiveEndpoint.of(one, model, api_key) for one in given]
     names = [one.name for one in endpoints]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{option}: {name} is given twice; name them: {option} first=URL {option} second=URL")
+            raise UsageError(f"--live: {name} is given twice; name them: --live first=URL --live second=URL")
     return endpoints
 
 
@@ -99,6 +101,8 @@ async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: 
                 scales[api] = TokenScale.through(
                     (1, small), (len(words), await _probe(endpoint, client, api, model, words))
                 )
+    except UnboundedError as error:
+        raise endpoint.error(str(error)) from None
     except httpx.HTTPError as error:
         raise endpoint.error(f"cannot be reached: {type(error).__name__} {error}".rstrip()) from None
     return EndpointInfo(() if endpoint.model is not None else tuple(models), model, scales)
@@ -108,23 +112,23 @@ async def engine_counters(endpoint: LiveEndpoint) -> EngineMetrics | None:
     """Return the engine's counters; None if it has none."""
     try:
         async with endpoint.client() as client:
-            answer = await client.get("/metrics")
+            status, page = await fetch(client, "/metrics", MOST_PAGE_BYTES)
     except httpx.HTTPError:
         return None
-    return read_metrics(answer.content) if answer.status_code == 200 else None
+    return read_metrics(page) if status == 200 else None
 
 
 async def _models(endpoint: LiveEndpoint, client: httpx.AsyncClient) -> list[str]:
-    answer = await client.get("/v1/models")
-    if answer.status_code == 404 and endpoint.model is not None:
+    status, answer = await fetch(client, "/v1/models", _MOST_BYTES)
+    if status == 404 and endpoint.model is not None:
         return [endpoint.model]
-    if answer.status_code in {401, 403}:
-        raise endpoint.error(f"/v1/models answered {answer.status_code}; give the key with --api-key")
+    if status in {401, 403}:
+        raise endpoint.error(f"/v1/models answered {status}; give the key with --api-key")
     try:
-        return [card["id"] for card in answer.json()["data"] if isinstance(card["id"], str)]
+        return [card["id"] for card in orjson.loads(answer)["data"] if isinstance(card["id"], str)]
     except (ValueError, KeyError, TypeError):
         raise endpoint.error(
-            f"/v1/models answered {answer.status_code} without a list of models; is this an OpenAI-compatible API?"
+            f"/v1/models answered {status} without a list of models; is this an OpenAI-compatible API?"
         ) from None
 
 
@@ -132,12 +136,12 @@ async def _probe(endpoint: LiveEndpoint, client: httpx.AsyncClient, api: str, mo
     """Send a prompt of these words, and return the engine's token count; 0 if it does not say."""
     body = orjson.loads(body_of(api, model, " ".join(words), 1)) | {"stream": False}
     del body["stream_options"]
-    answer = await client.post(PATHS[api], json=body)
-    if answer.status_code != 200:
-        text = " ".join(error_message(answer.content).split())[:300]
-        raise endpoint.error(f"a first request was answered {answer.status_code}: {text}")
+    status, answer = await fetch(client, PATHS[api], _MOST_BYTES, method="POST", body=body)
+    if status != 200:
+        text = " ".join(error_message(answer).split())[:300]
+        raise endpoint.error(f"a first request was answered {status}: {text}")
     try:
-        usage = answer.json().get("usage")
+        usage = orjson.loads(answer).get("usage")
     except (ValueError, AttributeError):
         raise endpoint.error("a first request was answered 200 with no JSON object") from None
     count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None

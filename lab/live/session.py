@@ -166,15 +166,11 @@ class Session:
             if not self.stopped:
                 raise
 
-    def say(self, text: str) -> None:
-        """Print a line about what happens."""
-        self._console.print(text, markup=False)
-
     async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: LiveLoad, seed: str) -> LiveOutcome:
         """Send a load to an endpoint; generated texts depend on the seed."""
         requests = LiveRequests(load.trace, info, prefix=endpoint.prefix, seed=seed, ignore_eos=self._ignore_eos)
         pace = f"within {load.due_s[-1]:,.1f} s" if load.at_once is None else f"{load.at_once} at once"
-        self.say(f"sending {len(load.trace):,} requests {pace} to {endpoint.name}")
+        self._console.print(f"sending {len(load.trace):,} requests {pace} to {endpoint.name}", markup=False)
         generator = Generator(
             endpoint.address,
             requests,

@@ -8,10 +8,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from backends.calibration.files import paths_from
+from backends.files.regular import read_text
 from backends.files.yaml import read_yaml
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from policies.policy import PolicySettings
+
+_MOST_BYTES = 1 << 20
 
 
 def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
@@ -24,9 +27,9 @@ def named_reference(text: str, model: ModelSettings | None) -> tuple[str, Policy
     path = Path(text)
     if path.suffix in (".yaml", ".yml"):
         try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--policy {text}: cannot read the file: {error}") from None
+            content = read_text(path, _MOST_BYTES)
+        except OSError as error:
+            raise UsageError(f"--policy {text}: cannot read the file: {error.strerror}") from None
         with paths_from(path.absolute().parent):
             return path.stem, _parsed(content, text)
     if text.lstrip().startswith("{"):

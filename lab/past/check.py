@@ -73,17 +73,12 @@ class PastReplay:
         """Return what stands before the results: where the step times are from, and recorded beside replayed."""
         table = text_table(HEADINGS, left=1)
         for one in self.replicas:
-            table.add_row(*self.row(one))
+            cells = [one.name, f"{one.requests:,}"]
+            for time, _, factor in TIMES:
+                cells += [cell(value, factor=factor) for value in (one.recorded[time], one.replayed[time])]
+                cells.append(cell(one.error(time), "+.1%"))
+            table.add_row(*cells)
         return [str(self.pool), "", *([table] if self.replicas else [])]
-
-    @staticmethod
-    def row(one: Compared) -> list[str]:
-        """Return the cells of a replica."""
-        cells = [one.name, f"{one.requests:,}"]
-        for time, _, factor in TIMES:
-            cells += [cell(value, factor=factor) for value in (one.recorded[time], one.replayed[time])]
-            cells.append(cell(one.error(time), "+.1%"))
-        return cells
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON."""

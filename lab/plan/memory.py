@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.calibration.calibration import Calibration
+from backends.drafting.script import BLOCK_TOKENS
 from backends.speculation import Method
 
 MAX_DRAFT_SHARE = 0.15
 """Largest share of the memory for a draft's weights, from a configuration and decision guide of July 2026."""
-
-_BLOCK_TOKENS = 16  # vLLM's default block size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,9 @@ def fit(calibration: Calibration, method: Method, max_model_len: int = 1) -> Fit
     '15.75 GiB of weights (0.79 of the draft); 52.9 GiB for 420,144 tokens of context on 1x H100 80GB'
     """
     memory, draft, machine = calibration.memory, calibration.method(method), machine_of(calibration)
-    weights_gib = memory.weights_gib + draft.weights_gib
-    room_gib = memory.gpu_gib * memory.utilization - memory.reserved_gib - weights_gib
-    kib_per_token = memory.kv_kib_per_token + draft.kv_kib_per_token
-    tokens = int(max(0.0, room_gib) * 2**20 / kib_per_token) // _BLOCK_TOKENS * _BLOCK_TOKENS
-    weights = f"{weights_gib:.2f} GiB of weights"
+    room_gib, held = calibration.kv_room(method)
+    tokens = max(0, held) // BLOCK_TOKENS * BLOCK_TOKENS
+    weights = f"{memory.weights_gib + draft.weights_gib:.2f} GiB of weights"
     weights += f" ({draft.weights_gib:.2f} of the draft)" if draft.weights_gib else ""
     share, fits = draft.weights_gib / memory.gpu_gib, False
     if room_gib <= 0:

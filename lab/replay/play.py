@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway.config.settings import ModelSettings
 from lab.options.policy import named_reference, with_seed
@@ -58,20 +59,11 @@ class PolicyRunner:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicationRunner:
-    """Replays other traffic like a trace with each of some policies; sent once to each process."""
-
-    of_trace: PolicyRunner
-    titles: tuple[str, ...]
-    reference: str
-
-    def __call__(self, number: int) -> dict[Key, float]:
-        """Return the ratios to the reference in one replication, 1 or more."""
-        runner = self.of_trace
-        requests, seed = runner.requests.resampled(number), runner.seed + number
-        runner = replace(runner, requests=requests, seed=seed)
-        return ratios({title: runner(title) for title in self.titles}, self.reference, requests.traits)
+def _replicated(runner: PolicyRunner, titles: Sequence[str], reference: str, number: int) -> dict[Key, float]:
+    """Return the ratios to a reference on other traffic like the trace; its number is 1 or more."""
+    requests = runner.requests.resampled(number)
+    runner = replace(runner, requests=requests, seed=runner.seed + number)
+    return ratios({title: runner(title) for title in titles}, reference, requests.traits)
 
 
 def play_all(runner: PolicyRunner, chosen: Mapping[str, Policy | None]) -> dict[str, Replayed]:
@@ -88,7 +80,7 @@ def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: 
     if len(served) < 2:
         return {}
     reference = reference_of(list(served))
-    others = ReplicationRunner(runner, tuple(served), reference)
+    others = partial(_replicated, runner, tuple(served), reference)
     each = len(served) * len(runner.requests)
     count = replications_of(replications, each)
     draws = count > 1 and not runner.requests.is_one

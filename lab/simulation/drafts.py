@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, TOLERANCE, Range, goodput, ranges_of
 from backends.calibration.calibration import Calibration
@@ -15,6 +16,7 @@ from backends.draft_schedule import draft_tokens
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
 from lab.simulation.request import ReplayRequest
+from policies.learned.shadow_drafting import steps_of
 
 MOST_REQUESTS: Final = 400
 """Requests that are looked at, spread evenly over those given."""
@@ -36,7 +38,7 @@ def tokens_per_step(
     for number in range(0, len(requests), math.ceil(len(requests) / MOST_REQUESTS)):
         emitted = _emitted(calibration, method, k, config, requests[number], number)
         tokens += len(emitted) - 1
-        steps += [_steps(emitted, longest + 1) for longest in range(k + 1)]
+        steps += [steps_of(np.minimum(emitted, longest + 1)) - 1 for longest in range(k + 1)]
     per_step = np.maximum.accumulate(tokens / np.maximum(1, steps))
     return tuple(np.cumsum([1.0, *np.diff(per_step)]).round(12).tolist())
 
@@ -53,11 +55,11 @@ def mean_context_tokens(requests: Sequence[ReplayRequest]) -> float:
 
 def _emitted(
     calibration: Calibration, method: Method, k: int, config: Mapping[str, Any], request: ReplayRequest, number: int
-) -> list[int]:
+) -> npt.NDArray[np.int32]:
     """Return the tokens that a step of k drafts emits at each output position."""
     known = request.script(method, k, config)
     if known is not None:
-        return list(map(int, known.emitted))
+        return known.emitted
     features = request.features
     drawn, _ = model_based_replay(
         np.random.default_rng(number),
@@ -69,16 +71,7 @@ def _emitted(
         request.prompt_tokens,
         request.output_tokens,
     )
-    return list(map(int, drawn))
-
-
-def _steps(emitted: Sequence[int], most: int) -> int:
-    """Return the steps after the first token, of at most `most` tokens each."""
-    position, steps = 1, 0
-    while position < len(emitted):
-        position += min(emitted[position], most)
-        steps += 1
-    return steps
+    return drawn
 
 
 def best_schedule(
@@ -88,8 +81,6 @@ def best_schedule(
     tokens_per_step: Sequence[float],
     context_tokens: float,
     longest_batch: int,
-    *,
-    tolerance: float = TOLERANCE,
 ) -> list[Range]:
     """Return the ranges `(first, last, k)` of batch sizes with the most tokens per second, as vLLM takes them.
 
@@ -108,7 +99,7 @@ def best_schedule(
     fixed = {key: value for key, value in config.items() if key != SCHEDULE_KEY}
     parameters = EngineParameters.of(calibration, method, fixed)
     per_step = tokens_per_step[: parameters.k + 1]
-    ranges = ranges_of(goodput(parameters, per_step, context_tokens, longest_batch), tolerance)
+    ranges = ranges_of(goodput(parameters, per_step, context_tokens, longest_batch), TOLERANCE)
     if len(ranges) > 1:
         return ranges
     k = max(1, ranges[0][2])

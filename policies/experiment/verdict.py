@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS
-from policies.experiment.curve import Crossing, Fit, Point
+from policies.experiment.curve import Crossing, Point
 from policies.experiment.evidence import Evidence, Sums, best_first
 
 
@@ -80,11 +80,11 @@ def _findings(evidence: Evidence, best: str, others: list[str]) -> tuple[Finding
     # As certain together as one alone: an arm is the best only if it is better than each other one.
     confidence = 1.0 - (1.0 - CERTAIN) / max(1, len(others))
     fits = [(other, evidence.fit(best, other)) for other in others]
-    return tuple(_finding(best, other, found, confidence) for other, found in fits if found is not None)
-
-
-def _finding(best: str, other: str, found: Fit, confidence: float) -> Finding:
-    return Finding(best, other, found.overall(confidence), found.curve(confidence), found.crossing(SHOWN))
+    return tuple(
+        Finding(best, other, found.overall(confidence), found.curve(confidence), found.crossing(SHOWN))
+        for other, found in fits
+        if found is not None
+    )
 
 
 def _sentence(finding: Finding, stage: Stage, until: float) -> str:

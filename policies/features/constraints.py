@@ -28,14 +28,9 @@ def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
     >>> baseline_only({"min_p": 0.1, "temperature": 0.5})
     ('min_p',)
     """
-    if "min_p" not in body and "logit_bias" not in body:
-        return ()
     min_p = number(body.get("min_p"))
-    bound = min_p is not None and min_p > MIN_P_EPSILON
-    biased = bool(body.get("logit_bias"))
-    if not bound and not biased:
-        return ()
-    return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
+    bound = ("min_p",) if min_p is not None and min_p > MIN_P_EPSILON else ()
+    return (*bound, "logit_bias") if body.get("logit_bias") else bound
 
 
 def is_restricted(body: dict[str, Any]) -> bool:

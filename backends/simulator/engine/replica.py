@@ -76,8 +76,7 @@ class SimulatedReplica(Candidate):
         # _calibration, method, _speculative_config: source of the acceptance of requests without a script.
         self._calibration = calibration
         self._config = dict(speculative_config or {})
-        adaptive = bool(self._config.get("enable_adaptive_verification"))
-        self.draft_schedule = DraftSchedule(self.parameters.k, self.parameters.k_by_batch, adaptive)
+        self.draft_schedule = DraftSchedule(self.parameters.k, self.parameters.k_by_batch, self.parameters.adaptive)
         self.drafter_limit = self.parameters.drafter_limit
         self._records: Records = replica_record(self.parameters)  # replaced by the fleet's in `join`
         self._number = 0

@@ -16,6 +16,7 @@ from lab.trace.values import text_of
 
 _ROLES = {"system": "system", "developer": "system"}
 _ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant")
+_MOST_ALONE = 10_000  # messages of one conversation, all of which are held
 
 
 def _of_conversations(turns_of: Callable[[Any], object]) -> Reader:
@@ -27,7 +28,7 @@ def _of_conversations(turns_of: Callable[[Any], object]) -> Reader:
             try:
                 found = orjson.loads(entry)
                 if isinstance(found, dict) and "role" in found:
-                    alone.append(found)
+                    _add(alone, found)
                     continue
                 yield from _requests(turns_of(found), _text(found, "id", number), _text(found, "model"))
             except (ValueError, AttributeError, TypeError) as error:
@@ -51,6 +52,22 @@ def _messages(entry: Any) -> object:
     return entry.get("messages") if isinstance(entry, dict) else entry
 
 
+def _turn(turn: Any) -> tuple[str, str]:
+    """Return the role and the text of a turn."""
+    text = text_of(turn.get("value", turn.get("content")))
+    if text is None:
+        raise ValueError("a turn without text")
+    return _ROLES.get(turn.get("from", turn.get("role")), "user"), text
+
+
+def _add(alone: list[Any], turn: Any) -> None:
+    """Add a message that stands alone to those before it."""
+    _turn(turn)
+    if len(alone) == _MOST_ALONE:
+        raise ValueError(f"more than {_MOST_ALONE:,} messages on lines of their own")
+    alone.append(turn)
+
+
 def _requests(turns: object, session: str, model: str) -> Iterator[TraceRecord]:
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise ValueError("has no list of turns: 'conversations' or 'messages'")  # noqa: TRY004 -- invalid data
@@ -70,11 +87,7 @@ def _requests(turns: object, session: str, model: str) -> Iterator[TraceRecord]:
             output=output or "",
         )
 
-    for turn in turns:
-        role = _ROLES.get(turn.get("from", turn.get("role")), "user")
-        text = text_of(turn.get("value", turn.get("content")))
-        if text is None:
-            raise ValueError("a turn without text")
+    for role, text in map(_turn, turns):
         if role == "assistant" and messages and text:
             answers += 1
             yield request(text)

@@ -10,7 +10,7 @@ from lab.live.record import Record
 from lab.live.session import LiveOutcome
 from lab.trace.record import TraceRecord
 
-ENDPOINT = LiveEndpoint.of("--live", "http://127.0.0.1:1", None, None)
+ENDPOINT = LiveEndpoint.of("http://127.0.0.1:1", None, None)
 
 
 def outcome(*records: Record, health: GeneratorHealth | None = None) -> LiveOutcome:

@@ -337,6 +337,19 @@ def test_each_answer_of_a_conversation_is_a_request(tmp_path: Path, as_list: boo
     assert [one.number for one in broken] == [2]
 
 
+def test_messages_on_lines_of_their_own_are_a_conversation_of_bounded_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.trace.formats.conversations._MOST_ALONE", 2)
+    said = [("user", "a"), ("user", None), ("assistant", "b"), ("user", "c")]
+    records, broken = read(written(tmp_path, lines(*({"role": role, "content": text} for role, text in said))))
+    assert [(one.id, one.messages, one.output) for one in records] == [("1/1", [{"role": "user", "content": "a"}], "b")]
+    assert [(one.number, one.why) for one in broken] == [
+        (2, "a turn without text"),
+        (4, "more than 2 messages on lines of their own"),
+    ]
+
+
 def test_vllm_says_prompts_and_lengths(tmp_path: Path) -> None:
     records, _ = read(written(tmp_path, SAMPLES["vllm"]))
     assert [(one.prompt, one.output_tokens) for one in records] == [("Say hello.", 12), ("And?", None), ("Bye.", None)]

@@ -18,6 +18,7 @@ from backends.drafting.ngram import UNLIMITED, ngram_replay
 from backends.drafting.script import Script, Steps, block_hashes, plain_steps
 from backends.simulator.drafting.proposers import Proposer
 from backends.speculation import Method
+from policies.learned.shadow_drafting import steps_of
 
 H100 = load_calibration("llama-3.1-8b-h100")
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -78,11 +79,7 @@ def scripts_of(method: Method, config: dict[str, object], kind: str, temperature
 
 
 def tokens_per_step(script: Script) -> float:
-    position, steps = 1, 0
-    while position < script.output_tokens:
-        position += int(script.emitted[position])
-        steps += 1
-    return (script.output_tokens - 1) / steps
+    return (script.output_tokens - 1) / (steps_of(script.emitted) - 1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from backends.drafting.suffix import SuffixCache
 from backends.simulator.text import model as text
 from backends.simulator.text.model import Sampling, TargetModel, Writing
 from backends.simulator.text.tokenizer import END_OF_TURN
+from policies.learned.shadow_drafting import steps_of
 
 GREEDY = Sampling(0.0)
 SOURCE = "\n".join(
@@ -29,15 +30,6 @@ def ask(model: TargetModel, question: str, sampling: Sampling = GREEDY, limit: i
 
 def text_of(model: TargetModel, writing: Writing) -> str:
     return model.tokenizer.decode(writing.ids)
-
-
-def steps_of(emitted: list[int]) -> int:
-    """Return the steps of an answer, by the tokens that a step would emit from each position."""
-    position = steps = 0
-    while position < len(emitted):
-        position += emitted[position]
-        steps += 1
-    return steps
 
 
 def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
@@ -63,7 +55,7 @@ def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetMode
         prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
         ids = model.write(prompt, GREEDY, 400).ids
         emitted, _ = ngram_replay(prompt, ids, 5, 2, 4)
-        return len(ids) / steps_of(emitted.tolist())
+        return len(ids) / steps_of(emitted)
 
     copying = tokens_per_step(f"Repeat this code exactly:\n```python\n{SOURCE}\n```")
     chatting = [tokens_per_step(f"Tell me about {topic}.") for topic in ("rivers", "music", "closures", "trains")]
@@ -80,7 +72,7 @@ def test_a_suffix_tree_of_different_chats_does_not_come_to_know_the_next_one(mod
         prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
         ids = model.write(prompt, Sampling(0.7, seed=number), 180).ids
         emitted, _ = cache.replay(prompt, ids)
-        per_step.append(len(ids) / steps_of(emitted.tolist()))
+        per_step.append(len(ids) / steps_of(emitted))
     early, late = sum(per_step[:300]) / 300, sum(per_step[-300:]) / 300
     assert 1.05 < early < 1.7
     assert late < 1.1 * early
