@@ -120,12 +120,12 @@ def upstream(port: int, folder: Path, env: Mapping[str, str], kind: str = "overh
         yield pid
 
 
-def _tries(what: Callable[[], str], pause_s: float = 0.1) -> Iterator[None]:
+def _tries(what: Callable[[], str]) -> Iterator[None]:
     """Yield for each try, and end the program with what is wrong if they take too long."""
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
         yield
-        time.sleep(pause_s)
+        time.sleep(0.1)
     raise SystemExit(what())
 
 
