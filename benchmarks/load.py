@@ -1,16 +1,16 @@
 """The load generator: connections that send one request after another, and requests that are sent at a rate.
 
-Run as `python -m benchmarks.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE] [--seed N]
-[--spread SECONDS] [--shared SHARE]`, it sends chats that all differ, and prints one line of JSON.
+Run as `python -m benchmarks.load OPTIONS`, the parameters of `run` in JSON, it sends chats that all differ, and prints
+one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import cycle
 from typing import cast
 
@@ -175,10 +175,32 @@ def _quantiles_ms(values_s: list[float]) -> dict[str, float]:
 
 
 async def run(
-    port: int, connections: int, seconds: float, requests: Iterator[bytes], spread_s: float = 0.0
+    port: int,
+    connections: int,
+    seconds: float,
+    body_bytes: int,
+    *,
+    stream: bool = False,
+    headers: Sequence[str] = (),
+    spread_s: float = 0.0,
+    seed: int = 0,
+    shared: float = 0.0,
 ) -> dict[str, object]:
-    """Run the load and return its results; connections are opened over `spread_s`."""
-    totals = Totals()
+    """Run the load and return its results.
+
+    Parameters
+    ----------
+    spread_s
+        Seconds over which connections are opened.
+    seed
+        Other bodies for each.
+    shared
+        Share of a body that is the same in all.
+    """
+    lines, totals = "".join(f"{header}\r\n" for header in headers), Totals()
+    numbers = range(_BODIES * seed, _BODIES * (seed + 1))
+    bodies = [chat_body(body_bytes, number, stream=stream, shared=shared) for number in numbers]
+    requests = cycle(_HEAD.format(headers=lines, length=len(body)).encode() + body for body in bodies)
     opened = await closed_loop(port, (Chat(each, totals) for each in requests), connections, spread_s)
     before = len(totals.latencies_s)
     await asyncio.sleep(seconds)
@@ -196,27 +218,5 @@ async def run(
     }
 
 
-def main() -> None:
-    """Run the load given by the arguments, and print its results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("port", type=int)
-    parser.add_argument("connections", type=int)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("body_bytes", type=int)
-    parser.add_argument("--stream", action="store_true")
-    parser.add_argument("--header", action="append", default=[])
-    parser.add_argument("--spread", type=float, default=0.0, help="seconds over which connections are opened")
-    parser.add_argument("--seed", type=int, default=0, help="other bodies for each")
-    parser.add_argument("--shared", type=float, default=0.0, help="share of a body that is the same in all")
-    arguments = parser.parse_args()
-    headers = "".join(f"{header}\r\n" for header in arguments.header)
-    numbers = range(_BODIES * arguments.seed, _BODIES * (arguments.seed + 1))
-    options = {"stream": arguments.stream, "shared": arguments.shared}
-    bodies = [chat_body(arguments.body_bytes, number, **options) for number in numbers]
-    requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
-    running = run(arguments.port, arguments.connections, arguments.seconds, requests, arguments.spread)
-    print(json.dumps(uvloop.run(running)))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(uvloop.run(run(**json.loads(sys.argv[1])))))

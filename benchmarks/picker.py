@@ -131,11 +131,10 @@ def measure(
     system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell, answers: Answers
 ) -> None:
     """Run one round of one system."""
-    spread_s = answers.stream_s
-    arguments = (size, "--stream", "--seed", seed, "--spread", spread_s, "--shared", answers.shared)
+    options = {"stream": True, "seed": seed, "spread_s": answers.stream_s, "shared": answers.shared}
     pids = {name: tree(pid) for name, pid in system.processes.items()}
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(load, system.port, streams, _WARM_S + seconds, *arguments, headers=_HEADERS)
+        running = pool.submit(load, system.port, streams, _WARM_S + seconds, size, headers=_HEADERS, **options)
         while stats(upstream_port)["streams"] < streams and not running.done():
             time.sleep(_MARGIN_S)
         began_s, before = time.monotonic(), stats(upstream_port)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +113,20 @@ def upstream(port: int, folder: Path, env: Mapping[str, str], kind: str = "overh
     """Run an upstream, that of `benchmarks.overhead` or of `benchmarks.attacks`."""
     argv = [sys.executable, "-m", f"benchmarks.{kind}.upstream", str(port)]
     with running(argv, {LOAD_CPU}, folder / "upstream.log", env) as pid:
-        end_s = time.monotonic() + _START_S
-        while not _has_stats(port):
-            if time.monotonic() > end_s:
-                raise SystemExit(f"the upstream does not answer:\n{(folder / 'upstream.log').read_text()[-2000:]}")
-            time.sleep(0.1)
+        for _ in _tries(lambda: f"the upstream does not answer:\n{(folder / 'upstream.log').read_text()[-2000:]}"):
+            with contextlib.suppress(OSError):
+                stats(port)
+                break
         yield pid
 
 
-def _has_stats(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(stats(port))
-    return False
+def _tries(what: Callable[[], str]) -> Iterator[None]:
+    """Yield for each try, and end the program with what is wrong if they take too long."""
+    end_s = time.monotonic() + _START_S
+    while time.monotonic() < end_s:
+        yield
+        time.sleep(0.1)
+    raise SystemExit(what())
 
 
 def stats(port: int) -> dict[str, int]:
@@ -134,16 +136,16 @@ def stats(port: int) -> dict[str, int]:
     return counts
 
 
-def load_command(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> list[str]:
-    """Return the command that loads a port."""
-    argv = [sys.executable, "-m", "benchmarks.load", str(port), *map(str, arguments)]
-    return argv + [part for header in headers for part in ("--header", header)]
+def load_command(port: int, connections: int, seconds: float, body_bytes: int, **options: object) -> list[str]:
+    """Return the command that loads a port; `options` are more of those of `benchmarks.load.run`."""
+    asked = {"port": port, "connections": connections, "seconds": seconds, "body_bytes": body_bytes, **options}
+    return [sys.executable, "-m", "benchmarks.load", json.dumps(asked)]
 
 
-def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[str, object]:
+def load(port: int, connections: int, seconds: float, body_bytes: int, **options: object) -> dict[str, object]:
     """Load a port (`benchmarks.load`) and return the results."""
     done = subprocess.run(
-        load_command(port, *arguments, headers=headers),
+        load_command(port, connections, seconds, body_bytes, **options),
         capture_output=True,
         check=True,
         text=True,
@@ -163,17 +165,14 @@ def records_left_out(port: int) -> float:
 def until_answered(port: int, headers: tuple[str, ...], log: Path) -> None:
     """Wait until chat requests are answered: the proxy is up and considers its backends healthy."""
     fields = {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)}
-    end_s = time.monotonic() + _START_S
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=_PING, headers=fields)
     answered = 0
-    while answered < 16:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=_PING, headers=fields)
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
-            if answer.status == 200:
-                answered += 1
-                continue
-        if time.monotonic() > end_s:
-            raise SystemExit(f"chat requests are not answered on port {port}: see {log}")
-        time.sleep(0.1)
+    for _ in _tries(lambda: f"chat requests are not answered on port {port}: see {log}"):
+        with contextlib.suppress(OSError):
+            while answered < 16:
+                with urllib.request.urlopen(request, timeout=2) as answer:
+                    answered += answer.status == 200
+            return
 
 
 def until_idle(pid: int) -> None:

@@ -360,9 +360,8 @@ async def engine_endless(port: int, hold_s: float, report: Report) -> None:
 
     received = sum(await asyncio.gather(*[drain(peer) for peer in peers]))
     report.notes.append(f"{received / MIB:.1f} MiB received")
-    report.held, report.held_s = sum(peer.is_open() for peer in peers), hold_s
-    for peer in peers:
-        peer.close()
+    await hold(peers, report, 0.0)
+    report.held_s = hold_s
 
 
 async def engine_events(port: int, hold_s: float, report: Report) -> None:

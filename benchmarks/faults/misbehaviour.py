@@ -33,8 +33,7 @@ async def well(wire: Wire) -> None:
         wire.last_events()
         wire.end()
     else:
-        await wire.generate()
-        wire.whole(wire.body())
+        wire.whole(await wire.document())
         wire.is_answered = True
 
 
@@ -47,8 +46,7 @@ async def _head(wire: Wire) -> None:
     if wire.work.is_stream:
         wire.stream_head()
     else:
-        await wire.generate()
-        wire.send(wire.whole_head(wire.body()))
+        wire.send(wire.whole_head(await wire.document()))
 
 
 async def _half(wire: Wire) -> None:
@@ -57,8 +55,7 @@ async def _half(wire: Wire) -> None:
         wire.begin()
         await wire.generate(wire.work.middle)
     else:
-        await wire.generate()
-        body = wire.body()
+        body = await wire.document()
         wire.send(wire.whole_head(body) + body[: len(body) // 2])
 
 
@@ -105,8 +102,7 @@ async def _early_end(wire: Wire) -> None:
         await _half(wire)
         wire.send(b"0\r\n\r\n")
     else:
-        await wire.generate()
-        body = wire.body()
+        body = await wire.document()
         wire.whole(body[: len(body) // 2])
 
 
@@ -182,8 +178,7 @@ async def _huge_lines(wire: Wire) -> None:
         wire.last_events()
         wire.end()
     else:
-        await wire.generate()
-        wire.whole(wire.body()[:-1] + b', "padding": "' + b"x" * HUGE_BYTES + b'"}')
+        wire.whole((await wire.document())[:-1] + b', "padding": "' + b"x" * HUGE_BYTES + b'"}')
         wire.is_answered = True
 
 
@@ -200,9 +195,9 @@ async def _trailers(wire: Wire) -> None:
         await wire.generate()
         wire.last_events()
     else:
-        await wire.generate()
+        body = await wire.document()
         wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
-        wire.event(wire.body())
+        wire.event(body)
     wire.end(b"x-cost: 1\r\n")
 
 
@@ -217,8 +212,7 @@ def _http_1_0(*, is_cut: bool) -> Behaviour:
             if not is_cut:
                 wire.last_events()
         else:
-            await wire.generate()
-            body = wire.body()
+            body = await wire.document()
             half = body[: len(body) // 2]
             wire.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + (half if is_cut else body))
         wire.end()

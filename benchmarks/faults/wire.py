@@ -120,6 +120,11 @@ class Wire:
             self.close()
         self.is_answered = True
 
+    async def document(self) -> bytes:
+        """Make all tokens, and return them as one document."""
+        await self.generate()
+        return self.body()
+
     def body(self, reason: str | None = "stop") -> bytes:
         """Return the tokens so far as one document."""
         text = self.work.text(self.work.begins_at, self.position)

@@ -38,7 +38,7 @@ def open_streams(pool: Path, streams: int, folder: Path) -> str:
     with upstream(behind, folder, _SLOW), started(system, behind, folder, {SYSTEM_CPU}) as (port, pid):
         pids = tree(pid)
         idle_mb = rss_mb(pids)
-        argv = load_command(port, streams, 100_000, 2000, "--stream", headers=system.headers)
+        argv = load_command(port, streams, 100_000, 2000, stream=True, headers=system.headers)
         with running(argv, {LOAD_CPU}, folder / "load.log"):
             end_s = time.monotonic() + 120
             while (open_now := stats(behind)["streams"]) < streams and time.monotonic() < end_s:

@@ -87,17 +87,17 @@ class Cell:
 
 def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> None:
     """Run one round; `None` measures the upstream alone."""
-    behind, arguments = free_port(), (kind.body_bytes, *["--stream"] * kind.is_streamed)
+    behind, arguments = free_port(), {"body_bytes": kind.body_bytes, "stream": kind.is_streamed}
     with upstream(behind, folder, kind.env):
         if system is None:
-            cell.add(kind, load(behind, kind.connections, kind.seconds, *arguments))
+            cell.add(kind, load(behind, kind.connections, kind.seconds, **arguments))
             return
         with started(system, behind, folder, {SYSTEM_CPU}) as (port, pid):
             until_idle(pid)
-            load(port, kind.connections, 1.0, *arguments, headers=system.headers)
+            load(port, kind.connections, 1.0, **arguments, headers=system.headers)
             before, pids = stats(behind), tree(pid)
             spent_s = -cpu_s(pids)
-            result = load(port, kind.connections, kind.seconds, *arguments, headers=system.headers)
+            result = load(port, kind.connections, kind.seconds, **arguments, headers=system.headers)
             after = stats(behind)
             spent_s += cpu_s(pids)
             what = "chunks" if kind.is_streamed else "requests"

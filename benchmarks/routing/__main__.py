@@ -15,11 +15,9 @@ that run; "SLO kept" is the share of them that meet it.
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
-from pathlib import Path
 
-from benchmarks.routing.ground import LOADS, MIXES, POOLS, OnGround, Task
+from benchmarks.routing.ground import LOADS, MIXES, POOLS, OnGround, Task, options
 from benchmarks.routing.play import play
 from benchmarks.routing.report import report
 from lab.parallel import all_cores
@@ -38,12 +36,9 @@ def tasks_of(seeds: int, *, azure: bool) -> list[Task]:
 
 def main() -> None:
     """Play all runs on all cores, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of the recordings")
-    parser.add_argument("--azure", type=Path, help="trace of which every second seed takes the gaps between arrivals")
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; may be repeated")
-    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     arguments = parser.parse_args()
     tasks = tasks_of(arguments.seeds, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]

@@ -8,7 +8,6 @@ long. What users lose is the mean time of requests while it compares, over that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -24,7 +23,7 @@ import numpy as np
 from backends.backend import Candidate
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
-from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare
+from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare, options
 from benchmarks.routing.worlds import POOL_OF, World, specs_of
 from benchmarks.table import head, row
 from gateway.rooms.compare.definition import MANY, block_for, longer_block_s
@@ -424,13 +423,10 @@ def _apply(ground: Ground, job: tuple[Callable[..., object], Cell, int]) -> Any:
 
 def main() -> None:
     """Play all runs of some cells, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of the recordings")
-    parser.add_argument("--azure", type=Path, help="trace of which some cells take the gaps between arrivals")
+    parser = options(__doc__)
     parser.add_argument("--cells", choices=list(CELLS), action="append", help="only these; may be repeated")
     parser.add_argument("--runs", type=int, help="runs of each cell")
     parser.add_argument("--hours", type=float, default=2.0, help="length of a run")
-    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     arguments = parser.parse_args()
     print(head(*COLUMNS), flush=True)
     truths: dict[Cell, list[list[float]]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -256,6 +257,15 @@ def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
     parts = (TUNING, REPORTED) if tune else (REPORTED, TUNING)
     reported, others = (read(folder, part) for part in parts)
     return Ground(reported, others, gaps_s)
+
+
+def options(about: str | None) -> argparse.ArgumentParser:
+    """Return the options that say what the ground is."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the recordings")
+    parser.add_argument("--azure", type=Path, help="trace of which some runs take the gaps between arrivals")
+    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
+    return parser
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from backends.calibration.load import load_calibration
 from backends.drafting.script import Script
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
+from benchmarks.routing.ground import options as ground_options
 from benchmarks.routing.runs import of_runs
 from benchmarks.table import head, row
 from lab.parallel import all_cores
@@ -262,11 +263,8 @@ def report(worlds: Sequence[Mapping[str, float]]) -> None:
 
 def options(about: str | None, worlds: int) -> argparse.ArgumentParser:
     """Return the options of a program that plays so many worlds."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of the recordings")
-    parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
+    parser = ground_options(about)
     parser.add_argument("--worlds", type=int, default=worlds)
-    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     return parser
 
 

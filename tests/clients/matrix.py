@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from backends.launch.ports import free_port
+from benchmarks.table import head, row
 from tests.support.command import Command, gateway_command, until
 from tests.support.paths import ROOT
 
@@ -41,26 +42,10 @@ KEY, LIMITED_KEY = "sk-clients", "sk-clients-limited"
 TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A failure that is not the gateway's.
-
-    Parameters
-    ----------
-    whose
-        `client` or `engine`.
-    """
-
-    whose: str
-    why: str
-
-
-KNOWN: Mapping[tuple[str, str], Fault] = {
-    ("openai-agents", "cut short"): Fault(
-        "client", "it takes no whole response whose status is `incomplete`, whichever server sent it"
-    ),
+KNOWN: Mapping[tuple[str, str], str] = {
+    ("openai-agents", "cut short"): "it takes no whole response that is `incomplete`, whichever server sent it",
 }
-"""Faults by client and case."""
+"""Faults of clients, by client and case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +104,11 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Return `passed`, or whose fault it is."""
+        """Return `passed`, or whether it is a known fault of the client."""
         fault = KNOWN.get((self.client, self.case))
         if self.error is None:
             return "passed" if fault is None else "passed, but listed as failing"
-        return "FAILED" if fault is None else f"fails ({fault.whose})"
+        return "FAILED" if fault is None else "fails (client)"
 
     @property
     def is_ours(self) -> bool:
@@ -221,16 +206,15 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
 def table(results: Sequence[Result]) -> str:
     """Return the results in Markdown: a row per client, a column per case, and the failures below."""
     columns = [case for case in (*COLUMNS, "its script") if any(result.case == case for result in results)]
-    lines = ["| client | version | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
+    lines = [head("client", "version", *columns)]
     for name in dict.fromkeys(result.client for result in results):
         own = {result.case: result for result in results if result.client == name}
         version = next(iter(own.values())).version
-        cells = [own[case].verdict if case in own else "" for case in columns]
-        lines.append(f"| {name} | {version} | " + " | ".join(cells) + " |")
+        lines.append(row(name, version, *(own[case].verdict if case in own else "" for case in columns)))
     for result in results:
         fault = KNOWN.get((result.client, result.case))
         if fault is not None:
-            lines.append(f"\n- {result.client}, {result.case}: {fault.why}")
+            lines.append(f"\n- {result.client}, {result.case}: {fault}")
         if result.figures is not None:
             lines.append(f"\n- {result.client}, {result.case}: {result.figures}")
         if result.is_ours:

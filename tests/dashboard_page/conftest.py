@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
@@ -74,29 +75,30 @@ def _body(kind: DemoKind, random: Random) -> dict[str, object]:
     }
 
 
-class Load:
-    """Sends one request after the other, chat and edits in turn, in a thread."""
+@contextmanager
+def load(url: str) -> Iterator[None]:
+    """Send one request after the other, chat and edits in turn, until the block ends."""
+    over = threading.Event()
 
-    def __init__(self, url: str) -> None:
-        self._url, self._stop, self.sent = url, threading.Event(), 0
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def send() -> None:
         random = Random(0)
-        with httpx.Client(base_url=self._url, timeout=30.0, trust_env=False) as client:
-            while not self._stop.is_set():
-                kind = (CHAT, EDITS)[self.sent % 2]
+        with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as client:
+            for kind in cycle((CHAT, EDITS)):
+                if over.is_set():
+                    return
                 headers = {"x-gateway-workload": kind.workload}
                 try:
                     client.post("/v1/chat/completions", json=_body(kind, random), headers=headers)
                 except httpx.HTTPError:
-                    self._stop.wait(0.2)  # the gateway is being restarted
-                self.sent += 1
+                    over.wait(0.2)  # the gateway is being restarted
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @dataclass
@@ -131,9 +133,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(tmp_path_factory.mktemp("dashboard"))
-    load = Load(served.url)
-    yield served
-    load.stop()
+    with load(served.url):
+        yield served
     served.stop()
 
 

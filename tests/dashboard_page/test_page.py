@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
@@ -138,7 +137,7 @@ def test_everything_can_be_reached_by_tab_and_shows_its_focus(page: Page) -> Non
 
 
 def test_it_is_not_well_where_a_class_is_late(watched: Watched, served: Served) -> None:
-    snapshot = httpx.get(f"{served.url}/admin/dashboard/snapshot", headers=served.gateway.admin, trust_env=False).json()
+    snapshot = served.gateway.get("/admin/dashboard/snapshot", headers=served.gateway.admin).json()
     fine, late = ({"name": name, "requests": 200, "kept": kept} for name, kept in (("batch", 199), ("chat", 150)))
     model = snapshot["models"][0]
     model["classes"] = [fine, late]
@@ -161,7 +160,7 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
             return [poisoned(each) for each in value]
         return f"{value}{evil}" if isinstance(value, str) else value
 
-    snapshot = httpx.get(f"{served.url}/admin/dashboard/snapshot", headers=served.gateway.admin, trust_env=False).json()
+    snapshot = served.gateway.get("/admin/dashboard/snapshot", headers=served.gateway.admin).json()
     document = poisoned(snapshot)
     gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
     finding = {"backend": evil, "title": evil, "gain": gain, "evidence": evil, "change": evil}

@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from backends.calibration.load import load_calibration
-from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from lab.plan.memory import fit
 from lab.plan.mixes import DRAFTS
-from tests.support.deploy_tools import DEPLOY, ROOT, run, vllm_options
+from tests.support.deploy_tools import DEPLOY, ROOT, options_of_gateway, run, vllm_options
 
 pytestmark = pytest.mark.slow
 
@@ -136,17 +135,9 @@ def test_replicas_on_one_gpu_are_those_of_the_pool_file(services: dict[str, Any]
         service = started[each.url.split("//")[1].split(":")[0]]
         words, options = vllm_options([*service["entrypoint"], *shlex.split(service["command"])])
         (config,) = options.get("--speculative-config", [{}])
-        expected = vllm_serve_argv(
-            command=("vllm", "serve"),
-            model=words[2],
-            served_names=(name, *model.aliases),
-            host="0.0.0.0",
-            port=8000,
-            method=each.method,
-            speculative_config={key: value for key, value in config.items() if key != "method"},
-            flags=("--gpu-memory-utilization", "0.31", "--max-model-len", "16384"),
-        )
-        assert (words, options) == vllm_options(expected)
+        drafts = {key: value for key, value in config.items() if key != "method"}
+        flags = ("--gpu-memory-utilization", "0.31", "--max-model-len", "16384")
+        assert (words, options) == options_of_gateway(each.method, words[2], [name, *model.aliases], drafts, flags)
         stated = each.speculative_config.model_dump(exclude_unset=True) if each.speculative_config else {}
         assert stated.items() <= config.items()
 

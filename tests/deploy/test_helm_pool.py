@@ -8,16 +8,12 @@ import helm_python as helm
 import pytest
 import yaml
 
-from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method, serve_config
 from gateway.config.load import load_pool
-from gateway.discovery.inference_pool import Pod
-from tests.support.deploy_tools import ROOT, vllm_options
-from tests.support.helm_chart import SETS, container, of_kind, pod, render, values_of
+from tests.support.deploy_tools import ROOT, options_of_gateway, vllm_options
+from tests.support.helm_chart import SETS, container, of_kind, pod, render, said_by, values_of
 
 pytestmark = pytest.mark.slow
-
-READY = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
 @pytest.mark.parametrize("name", SETS[:4])
@@ -80,20 +76,13 @@ def test_replicas_are_started_as_the_gateway_starts_them(chart: helm.Chart) -> N
     for name, own in values["replicas"].items():
         entry = values["replicaDefaults"] | own
         model = values["pool"]["models"][entry["model"]]
-        expected = vllm_serve_argv(
-            command=("vllm", "serve"),
-            model=entry["target"],
-            served_names=(entry["model"], *model.get("aliases", ())),
-            host="0.0.0.0",
-            port=8000,
-            method=Method(entry.get("method", "baseline")),
-            speculative_config=entry.get("speculativeConfig", {}),
-            flags=entry.get("args", ()),
-        )
+        names, method = [entry["model"], *model.get("aliases", ())], Method(entry.get("method", "baseline"))
+        drafts, flags = entry.get("speculativeConfig", {}), entry.get("args", ())
+        expected = options_of_gateway(method, entry["target"], names, drafts, flags)
         deployment = objects["Deployment", f"pool-speculation-gateway-{name}"]
         assert deployment["spec"]["replicas"] == entry.get("count", 1)
         found = container(deployment)
-        assert vllm_options([*found["command"], *found["args"]]) == vllm_options(expected)
+        assert vllm_options([*found["command"], *found["args"]]) == expected
         assert found["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
@@ -109,7 +98,7 @@ def test_pods_of_replicas_tell_a_picker_how_they_speculate(chart: helm.Chart) ->
         assert pool["targetPorts"] == [
             {"number": container({"spec": {"template": template}})["ports"][0]["containerPort"]}
         ]
-        found = Pod.of({"status": READY, **template}, {}).own
+        found = said_by(template)
         assert (found.method, found.weight) == (own.get("method", "baseline"), own.get("weight", 1))
         assert serve_config(found.method, found.speculative_config) == (
             {"method": own["method"], **own["speculativeConfig"]} if "method" in own else {}

@@ -10,18 +10,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import serve_config
-from gateway.discovery.inference_pool import Pod
 from tests.deploy.test_helm import NEWEST, OLDEST
 from tests.support import gateway_api
-from tests.support.deploy_tools import DEPLOY, vllm_options
-from tests.support.helm_chart import container, of_kind, render
+from tests.support.deploy_tools import DEPLOY, options_of_gateway, vllm_options
+from tests.support.helm_chart import container, of_kind, render, said_by
 
 FOLDER = DEPLOY / "kubernetes"
 VALUES = yaml.safe_load((FOLDER / "values.yaml").read_text())
 MODEL, TARGET = "llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"
-READY = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -50,7 +47,7 @@ def test_engines_are_members_that_say_how_they_speculate(chart: helm.Chart) -> N
         assert engine["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert pool["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert pool["targetPorts"] == [{"number": container(engine)["ports"][0]["containerPort"]}]
-        said = Pod.of({"status": READY, **template}, {}).own
+        said = said_by(template)
 
         words = [word for text in container(engine)["args"] for word in text.split("=", maxsplit=1)]
         argv = [*container(engine)["command"], *words]
@@ -60,17 +57,7 @@ def test_engines_are_members_that_say_how_they_speculate(chart: helm.Chart) -> N
         assert known.items() <= config.items(), "the labels contradict the arguments"
         assert known.get("num_speculative_tokens") == config.get("num_speculative_tokens")
         drafts = {key: value for key, value in config.items() if key != "method"}
-        expected = vllm_serve_argv(
-            command=("vllm", "serve"),
-            model=TARGET,
-            served_names=(MODEL,),
-            host="0.0.0.0",
-            port=8000,
-            method=said.method,
-            speculative_config=drafts,
-            flags=(),
-        )
-        assert vllm_options(argv) == vllm_options(expected)
+        assert vllm_options(argv) == options_of_gateway(said.method, TARGET, [MODEL], drafts)
     assert list(VALUES["pool"]["models"]) == [MODEL]
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.table import head, row
 from tests.fuzz.kept import CORPUS, FOLDER, TARGETS
 from tests.support.paths import ROOT
 
@@ -134,19 +135,16 @@ def main() -> None:
             keep(name)
         return
     turns = -(-len(names) // arguments.jobs)
-    print("| target | executions | per second | edges | features | inputs | peak MB | failure |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    columns = ("target", "executions", "per second", "edges", "features", "inputs", "peak MB", "failure")
+    print(head(*columns), flush=True)
     seconds = None if arguments.quick else arguments.seconds / turns
     failed = False
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for one in pool.map(lambda name: fuzz(name, seconds, arguments.seed), names):
             failed |= one.failure is not None
             failure = one.failure.relative_to(ROOT) if one.failure else "none"
-            print(
-                f"| {one.name} | {one.executions} | {one.executions / one.seconds:.0f} | {one.edges} | {one.features} "
-                f"| {one.inputs} | {one.rss_mb} | {failure} |",
-                flush=True,
-            )
+            figures = f"{one.executions / one.seconds:.0f}", one.edges, one.features, one.inputs, one.rss_mb
+            print(row(one.name, one.executions, *figures, failure), flush=True)
     sys.exit(failed)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backends.launch.vllm_command import vllm_serve_argv
+from backends.speculation import Method
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -25,6 +27,24 @@ def vllm_options(argv: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         else:
             values.append(json.loads(word) if word.startswith("{") else word)
     return list(argv[:first]), options
+
+
+def options_of_gateway(
+    method: Method, model: str, names: Sequence[str], config: Mapping[str, Any], flags: Sequence[str] = ()
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the same for the command with which the gateway would start a replica, at port 8000 of all addresses."""
+    return vllm_options(
+        vllm_serve_argv(
+            command=("vllm", "serve"),
+            model=model,
+            served_names=tuple(names),
+            host="0.0.0.0",
+            port=8000,
+            method=method,
+            speculative_config=config,
+            flags=tuple(flags),
+        )
+    )
 
 
 def tool(name: str) -> str:

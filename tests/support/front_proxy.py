@@ -78,7 +78,7 @@ async def proxy_process(*argv: str | Path, url: str, log: Path) -> AsyncIterator
     try:
 
         async def answers() -> bool:
-            assert process.returncode is None, _text(log)
+            assert process.returncode is None, log.read_text()  # noqa: ASYNC240
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
                 writer.close()
@@ -91,10 +91,6 @@ async def proxy_process(*argv: str | Path, url: str, log: Path) -> AsyncIterator
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-def _text(log: Path) -> str:
-    return log.read_text()
 
 
 async def check_front(start_proxy: StartProxy, folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import helm_python as helm
 import yaml
 
+from gateway.discovery.inference_pool import Pod
 from tests.support.deploy_tools import DEPLOY, ROOT
 
 CHART = DEPLOY / "helm/speculation-gateway"
@@ -41,6 +42,12 @@ def pod(deployment: dict[str, Any]) -> dict[str, Any]:
 def container(deployment: dict[str, Any]) -> dict[str, Any]:
     (only,) = pod(deployment)["containers"]
     return dict(only)
+
+
+def said_by(template: dict[str, Any]) -> Any:
+    """Return how a pod of a template says that its engine speculates."""
+    status = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    return Pod.of({"status": status, **template}, {}).own
 
 
 def of_kind(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:

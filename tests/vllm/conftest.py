@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import yaml
 from openai import OpenAI
 
 from backends.launch.ports import free_port
@@ -160,6 +161,14 @@ def serve(folder: Path, config: str, env: Mapping[str, str] = QUICK) -> Iterator
             served.process.wait()
             served.http.close()
             served.openai.close()
+
+
+def pool_before(folder: Path, backends: Mapping[str, Any], policy: str) -> Path:
+    """Write the pool file of another gateway in front of engines that run."""
+    path = folder / "pool.yaml"
+    model = {"policy": {"name": policy}, "default_temperature": 0, "backends": backends}
+    path.write_text(yaml.safe_dump({"models": {"tiny": model}, "admin": {"key": ADMIN_KEY}, "state": "none"}))
+    return path
 
 
 @pytest.fixture(scope="session")

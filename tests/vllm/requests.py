@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
@@ -25,6 +25,21 @@ _LEARNED_S = 30.0
 def to(backend: str) -> dict[str, str]:
     """Return the headers that send a request to a backend."""
     return {"x-gateway-backend": backend}
+
+
+def ask(served: Served, backend: str, messages: Any = MESSAGES, workload: str = "", **fields: Any) -> ChatCompletion:
+    """Return a greedy answer of a replica that goes on to its limit of tokens; `fields` are more of the body."""
+    headers = to(backend) | ({"x-gateway-workload": workload} if workload else {})
+    body = {"ignore_eos": True, "temperature": 0, **fields}
+    return served.openai.chat.completions.create(
+        model="tiny", messages=messages, extra_headers=headers, extra_body=body
+    )
+
+
+def drafts(answer: ChatCompletion) -> dict[str, Any]:
+    """Return what an engine says of its drafts for an answer."""
+    said: dict[str, Any] = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+    return said
 
 
 def check_whole_answer(served: Served, backend: str, temperature: float) -> None:
@@ -78,19 +93,9 @@ def check_acceptance(served: Served, backend: str) -> None:
     """Check that a speculating engine's acceptance is counted by the gateway and learned by its policy."""
     labels = {"model": "tiny", "backend": backend}
     accepted_before = served.metric("gateway_accepted_tokens_total", **labels)
-    reported: list[dict[str, Any]] = []
     conversations = [_asking_for(name) for name in _FUNCTIONS]  # unlike ones: suffix decoding remembers answers
     workload = f"functions-{backend}"  # apart from what other tests have asked
-    for messages in conversations:
-        answer = served.openai.chat.completions.create(
-            model="tiny",
-            messages=messages,
-            temperature=0,
-            max_tokens=_TOKENS,
-            extra_headers=to(backend) | {"x-gateway-workload": workload},
-            extra_body={"ignore_eos": True},
-        )
-        reported.append((answer.model_extra or {})["metrics"]["speculative_decoding"])
+    reported = [drafts(ask(served, backend, each, workload, max_tokens=_TOKENS)) for each in conversations]
     accepted: int = sum(each["num_accepted_draft_tokens"] for each in reported)
     assert accepted > 0
     assert served.metric("gateway_accepted_tokens_total", **labels) - accepted_before == accepted

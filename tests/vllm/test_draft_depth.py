@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import QUICK, Served
-from tests.vllm.requests import MESSAGES, to
+from tests.vllm.requests import MESSAGES, ask, drafts, to
 
 pytestmark = pytest.mark.vllm
 
@@ -25,22 +25,15 @@ START_S = 30.0
 UNKNOWN = (-1, 1.5, "2", [2])
 
 
-def ask(served: Served, backend: str, depth: object, tokens: int = TOKENS) -> tuple[str, dict[str, Any]]:
+def ask_depth(served: Served, backend: str, depth: object, tokens: int = TOKENS) -> tuple[str, dict[str, Any]]:
     """Return the answer to a request of a depth, and what its engine says of its drafts."""
-    answer = served.openai.chat.completions.create(
-        model="tiny",
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=tokens,
-        extra_headers=to(backend),
-        extra_body={"ignore_eos": True, **({} if depth is None else {"vllm_xargs": {"draft_tokens": depth}})},
-    )
+    xargs = {} if depth is None else {"vllm_xargs": {"draft_tokens": depth}}
+    answer = ask(served, backend, max_tokens=tokens, **xargs)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == tokens
     text = answer.choices[0].message.content
     assert text
-    drafts: dict[str, Any] = (answer.model_extra or {})["metrics"]["speculative_decoding"]
-    return text, drafts
+    return text, drafts(answer)
 
 
 def test_the_gateway_starts_its_engines_with_the_scheduler(served: Served) -> None:
@@ -58,21 +51,19 @@ def test_each_request_of_a_batch_is_drafted_as_deep_as_it_asks(served: Served, b
 
     before = drafted()
     with ThreadPoolExecutor(len(DEPTHS)) as threads:
-        asked = [threads.submit(ask, served, backend, depth) for depth in DEPTHS]
+        asked = [threads.submit(ask_depth, served, backend, depth) for depth in DEPTHS]
         eventually_blocking(lambda: served.metric("vllm:num_requests_running", url) == len(DEPTHS), START_S)
         answers = dict(zip(DEPTHS, [each.result() for each in asked], strict=True))
-    drafts = {depth: said for depth, (_, said) in answers.items()}
+    found = {depth: said for depth, (_, said) in answers.items()}
 
     assert len({text for text, _ in answers.values()}) == 1
-    assert drafts[0]["num_draft_tokens"] == drafts[0]["num_accepted_draft_tokens"] == 0
+    assert found[0]["num_draft_tokens"] == found[0]["num_accepted_draft_tokens"] == 0
     for depth, most in ((1, 1), (3, 3), (None, CONFIGURED[backend])):
-        steps, tokens = drafts[depth]["num_spec_steps"], drafts[depth]["num_draft_tokens"]
+        steps, tokens = found[depth]["num_spec_steps"], found[depth]["num_draft_tokens"]
         assert most * 0.8 * steps < tokens <= most * steps
-        assert drafts[depth]["num_accepted_draft_tokens"] > 0
-    assert drafts[1]["num_draft_tokens"] < drafts[3]["num_draft_tokens"]
-    eventually_blocking(
-        lambda: drafted() - before == sum(said["num_draft_tokens"] for said in drafts.values()), START_S
-    )
+        assert found[depth]["num_accepted_draft_tokens"] > 0
+    assert found[1]["num_draft_tokens"] < found[3]["num_draft_tokens"]
+    eventually_blocking(lambda: drafted() - before == sum(said["num_draft_tokens"] for said in found.values()), START_S)
 
 
 @pytest.mark.parametrize("backend", CONFIGURED)
@@ -84,15 +75,15 @@ def test_positions_beyond_the_depth_are_never_accepted(served: Served, backend: 
         return served.metric(name, url, position=str(position))
 
     before = [accepted(position) for position in range(2)]
-    ask(served, backend, 1)
+    ask_depth(served, backend, 1)
     eventually_blocking(lambda: accepted(0) > before[0], START_S)
     assert accepted(1) == before[1]
 
 
 @pytest.mark.parametrize("depth", UNKNOWN)
 def test_a_depth_that_is_none_is_served_in_full(served: Served, depth: object) -> None:
-    text, drafts = ask(served, "lookup", depth, tokens=60)
-    assert (text, drafts) == ask(served, "lookup", None, tokens=60)
+    text, found = ask_depth(served, "lookup", depth, tokens=60)
+    assert (text, found) == ask_depth(served, "lookup", None, tokens=60)
 
 
 def test_a_depth_that_no_engine_can_read_is_refused_and_the_engine_lives(served: Served) -> None:
@@ -102,4 +93,4 @@ def test_a_depth_that_no_engine_can_read_is_refused_and_the_engine_lives(served:
             f"{served.url}/v1/chat/completions", json={**body, "vllm_xargs": xargs}, headers=to("lookup")
         )
         assert answer.status_code == 400
-    ask(served, "lookup", 2, tokens=8)
+    ask_depth(served, "lookup", 2, tokens=8)

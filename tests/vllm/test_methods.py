@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.vllm.conftest import Served
-from tests.vllm.requests import MESSAGES, check_acceptance, check_stream, check_whole_answer, to
+from tests.vllm.requests import MESSAGES, ask, check_acceptance, check_stream, check_whole_answer, drafts
 
 pytestmark = pytest.mark.vllm
 
@@ -36,26 +36,15 @@ def test_acceptance_is_counted_and_learned(served: Served, backend: str) -> None
 
 
 def test_a_schedule_drafts_less_in_a_larger_batch(served: Served) -> None:
-    def drafted_per_step(answer: dict[str, int]) -> float:
-        return answer["num_draft_tokens"] / answer["num_spec_steps"]
+    def drafted_per_step(_: int) -> float:
+        said = drafts(ask(served, "scheduled", max_tokens=120))
+        return float(said["num_draft_tokens"] / said["num_spec_steps"])
 
-    def ask(_: int) -> dict[str, int]:
-        answer = served.openai.chat.completions.create(
-            model="tiny",
-            messages=MESSAGES,
-            temperature=0,
-            max_tokens=120,
-            extra_headers=to("scheduled"),
-            extra_body={"ignore_eos": True},
-        )
-        speculation: dict[str, int] = (answer.model_extra or {})["metrics"]["speculative_decoding"]
-        return speculation
-
-    alone = drafted_per_step(ask(0))
+    alone = drafted_per_step(0)
     with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(ask, range(4)))
+        together = list(threads.map(drafted_per_step, range(4)))
     assert alone == pytest.approx(4.0, abs=0.2)
-    assert min(map(drafted_per_step, together)) < 3.0
+    assert min(together) < 3.0
 
 
 def test_a_request_without_a_temperature_takes_the_engines_own(served: Served) -> None:

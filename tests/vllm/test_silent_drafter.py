@@ -17,7 +17,7 @@ import yaml
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import START_S, Served
-from tests.vllm.requests import to
+from tests.vllm.requests import drafts, to
 
 pytestmark = pytest.mark.vllm
 
@@ -83,8 +83,7 @@ def ask(served: Served, number: int, temperature: float = 0.0, backend: str | No
         extra_headers=to(backend) if backend else {},
         extra_body={"ignore_eos": True},
     )
-    speculation = (raw.parse().model_extra or {})["metrics"]["speculative_decoding"]
-    return raw.headers["x-gateway-backend"], TOKENS / (TOKENS - speculation["num_accepted_draft_tokens"])
+    return raw.headers["x-gateway-backend"], TOKENS / (TOKENS - drafts(raw.parse())["num_accepted_draft_tokens"])
 
 
 def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from tests.clients.load import totals
+from tests.clients.counters import totals
 from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, check, report
 from tests.support.waiting import eventually_blocking
 

@@ -17,7 +17,6 @@ from gateway.dialects.errors import GatewayError
 from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model
-from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import Router
 from policies.features.request import RequestFeatures
 from policies.policy import policies
@@ -69,14 +68,7 @@ def fuzz_one(data: bytes) -> None:
             _check_error(error)
             continue
         _check(routed.features)
-        _choose(router, model, routed)
-
-
-def _choose(router: Router, model: Model, routed: RoutedRequest) -> None:
-    features = routed.features
-    candidates = router.candidates(routed)
-    decision = model.policy.choose(features, candidates)
-    assert decision.backend in model.upstreams
+        assert model.policy.choose(routed.features, router.candidates(routed)).backend in model.upstreams
 
 
 def _check_error(error: GatewayError) -> None:

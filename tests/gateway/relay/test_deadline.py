@@ -129,11 +129,16 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
     assert relay.count("gateway_retries_refused_total", model="m") == 200 - retried
 
 
-def test_without_budget_the_first_failure_is_passed_on_as_it_is() -> None:
-    relay = Relay("a", "b")
+def spend_budget(relay: Relay) -> None:
+    """Leave nothing of the retry budget, for an hour."""
     while relay.model.retry_budget.has_one(0.0):
         relay.model.retry_budget.take()
     relay.model.retry_budget._at_s = later(3600.0)
+
+
+def test_without_budget_the_first_failure_is_passed_on_as_it_is() -> None:
+    relay = Relay("a", "b")
+    spend_budget(relay)
     _, reply = relay.send()
     fail(relay, "a", "500")
     assert (reply.status, reply.body) == (500, b'{"error": "boom"}')
@@ -153,9 +158,7 @@ def test_all_requests_of_a_replica_that_dies_are_retried() -> None:
 
 def test_a_replica_that_refuses_connections_costs_no_budget() -> None:
     relay = Relay("a", "b")
-    while relay.model.retry_budget.has_one(0.0):
-        relay.model.retry_budget.take()
-    relay.model.retry_budget._at_s = later(3600.0)
+    spend_budget(relay)
     _, reply = relay.send()
     relay.receiver("a").on_error(UpstreamError("connect", "refused"))
     relay.answer("b")

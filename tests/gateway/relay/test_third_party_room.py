@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.gateway import rooms
-from tests.gateway.conftest import MODEL, start_gateway
+from tests.gateway.conftest import start_gateway
 from tests.support.installed_module import installed
 
 ROOM = """
@@ -46,8 +46,7 @@ async def test_a_room_of_another_package_follows_exchanges(tmp_path: Path) -> No
     entry = "counting = counting_room:Counting"
     with installed(tmp_path, "counting_room", ROOM, entry, group="speculation_gateway.rooms"):
         async with start_gateway({"a": "baseline"}) as running:
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
-            assert (await running.client.post("/v1/chat/completions", json=body)).status_code == 200
+            assert (await running.chat()).status_code == 200
             (room,) = [room for room in running.gateway.rooms if type(room).__name__ == "Counting"]
             await running.until(lambda: vars(room)["seen"] == ["a", 200])
     assert "Counting" not in {room.__name__ for room in rooms()}

@@ -23,6 +23,7 @@ from tests.gateway.relay.test_attempts import (
     fail,
     later,
 )
+from tests.gateway.relay.test_deadline import spend_budget
 
 RANDOM = {"name": "least_loaded"}
 
@@ -71,8 +72,7 @@ def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: s
 
 def test_a_request_on_trial_needs_no_retry_budget() -> None:
     relay = recovering("a", "b")
-    relay.model.retry_budget._level = -1e9
-    relay.model.retry_budget._at_s = later(0.0)
+    spend_budget(relay)
     _, reply = relay.send()
     fail(relay, "a", "broken")
     relay.answer("b")

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from policies.learned.policy import Learned
@@ -16,10 +15,8 @@ from tests.support.upstream import Wire, answer
 THREE = {"a": "baseline", "b": "ngram", "c": "eagle3"}
 
 
-async def ask(running: Running, model: str, **fields: Any) -> httpx.Response:
-    headers = fields.pop("headers", {})
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
-    return await running.client.post("/v1/chat/completions", json=body, headers=headers)
+async def served_by(running: Running, model: str) -> set[str]:
+    return {(await running.chat(model=model)).headers["x-gateway-backend"] for _ in range(6)}
 
 
 async def models(running: Running, **headers: str) -> dict[str, Any]:
@@ -36,24 +33,21 @@ async def load(running: Running, **adapters: list[str]) -> None:
 
 async def test_a_request_goes_where_its_adapter_is_loaded(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
-        response = await ask(running, "sql")
+        response = await running.chat(model="sql")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         await load(running, b=["sql"], c=["sql", "chat"])
         assert await models(running) == {MODEL: None, "chat": MODEL, "sql": MODEL}
         card = (await running.client.get("/v1/models/sql")).json()
         assert (card["id"], card["root"]) == ("sql", MODEL)
-        answers = [await ask(running, "sql") for _ in range(6)]
-        assert {each.headers["x-gateway-backend"] for each in answers} == {"b", "c"}
+        assert await served_by(running, "sql") == {"b", "c"}
         assert {seen.json["model"] for seen in running.upstreams["b"].seen} == {"sql"}, "the engine gets it as it came"
-        assert (await ask(running, "chat")).headers["x-gateway-backend"] == "c"
+        assert (await running.chat(model="chat")).headers["x-gateway-backend"] == "c"
         await load(running, c=["chat"])
-        answers = [await ask(running, "sql") for _ in range(4)]
-        assert {each.headers["x-gateway-backend"] for each in answers} == {"b"}
-        base = [await ask(running, MODEL) for _ in range(6)]
-        assert {each.headers["x-gateway-backend"] for each in base} == {*THREE}
+        assert await served_by(running, "sql") == {"b"}
+        assert await served_by(running, MODEL) == {*THREE}
         await running.upstreams["b"].die()
         await running.until(lambda: not running.gateway.pool.up(MODEL) or len(running.gateway.pool.up(MODEL)) == 2)
-        assert (await ask(running, "sql")).status_code == 503, "it is known, and its only replica is down"
+        assert (await running.chat(model="sql")).status_code == 503, "it is known, and its only replica is down"
 
 
 async def test_a_key_is_bound_to_adapters_or_to_models_with_theirs(gateway_of: Start) -> None:
@@ -69,15 +63,14 @@ async def test_a_key_is_bound_to_adapters_or_to_models_with_theirs(gateway_of: S
             bearer = {"authorization": f"Bearer {key}"}
             assert {*await models(running, **bearer)} == allowed
             for name in (MODEL, "sql", "chat", "none"):
-                status = (await ask(running, name, headers=bearer)).status_code
+                status = (await running.chat(model=name, headers=bearer)).status_code
                 assert status == (200 if name in allowed else 404), (key, name)
 
 
 async def test_a_configured_name_is_not_taken_by_an_adapter(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
         await load(running, a=[MODEL + "-x", MODEL])
-        answers = [await ask(running, MODEL) for _ in range(6)]
-        assert {each.headers["x-gateway-backend"] for each in answers} == {*THREE}
+        assert await served_by(running, MODEL) == {*THREE}
         assert await models(running) == {MODEL: None, MODEL + "-x": MODEL}
 
 
@@ -92,7 +85,7 @@ async def test_a_list_without_end_harms_nobody(gateway_of: Start) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(card)
         running.upstreams["b"].models = head + card
         for _ in range(6):
-            assert (await ask(running, MODEL)).status_code == 200
+            assert (await running.chat(model=MODEL)).status_code == 200
 
 
 @pytest.mark.slow
@@ -118,7 +111,7 @@ async def test_acceptance_is_learned_by_adapter(gateway_of: Start) -> None:
             return float(note.partition(" per step")[0].rpartition(" ")[2])
 
         for _ in range(30):
-            await asyncio.gather(*[ask(running, name) for name in ("sql", MODEL) for _ in range(4)])
+            await asyncio.gather(*[running.chat(model=name) for name in ("sql", MODEL) for _ in range(4)])
             if await per_step(MODEL) > 1.5 * await per_step("sql"):
                 break
         assert await per_step(MODEL) > 1.5 * await per_step("sql")

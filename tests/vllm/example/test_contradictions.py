@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.waiting import eventually_blocking
-from tests.vllm.conftest import ADMIN_KEY, Served, serve
+from tests.vllm.conftest import ADMIN_KEY, Served, pool_before, serve
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
@@ -35,11 +34,8 @@ FOUND = {
 def swapped_pool(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a pool file that says of each engine what is not so."""
     urls = {name: backend["url"] for name, backend in served.backends().items()}
-    path = tmp_path_factory.mktemp("swapped") / "pool.yaml"
     backends = {name: {"url": urls[name], **said} for name, said in SAID.items()}
-    model = {"policy": {"name": "learned", "seed": 0}, "default_temperature": 0, "backends": backends}
-    path.write_text(yaml.safe_dump({"models": {"tiny": model}, "admin": {"key": ADMIN_KEY}, "state": "none"}))
-    return path
+    return pool_before(tmp_path_factory.mktemp("swapped"), backends, "learned")
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import yaml
 
-from tests.vllm.conftest import ADMIN_KEY, Served, serve
+from tests.vllm.conftest import Served, pool_before, serve
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
@@ -17,15 +16,13 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture(scope="module")
 def second(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Start another gateway in front of the same engines, which shares nothing with the first."""
-    path = tmp_path_factory.mktemp("second") / "pool.yaml"
+    folder = tmp_path_factory.mktemp("second")
     backends = {
         name: {"url": each["url"], "method": each["method"]}
         | ({"speculative_config": {"num_speculative_tokens": k}} if (k := each["num_speculative_tokens"]) else {})
         for name, each in served.backends().items()
     }
-    model = {"policy": {"name": "round_robin"}, "default_temperature": 0, "backends": backends}
-    path.write_text(yaml.safe_dump({"models": {"tiny": model}, "admin": {"key": ADMIN_KEY}, "state": "none"}))
-    with serve(path.parent, str(path)) as gateway:
+    with serve(folder, str(pool_before(folder, backends, "round_robin"))) as gateway:
         yield gateway
 
 

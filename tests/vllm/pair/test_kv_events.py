@@ -9,7 +9,7 @@ import pytest
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
 from tests.vllm.pair.conftest import BLOCKS
-from tests.vllm.requests import to
+from tests.vllm.requests import ask
 
 pytestmark = pytest.mark.vllm
 
@@ -23,11 +23,9 @@ def messages(number: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def ask(served: Served, number: int) -> tuple[int, int]:
+def cached(served: Served, number: int) -> tuple[int, int]:
     """Return the tokens of a prompt, and how many of them its engine had cached."""
-    completion = served.openai.chat.completions.create(
-        model="tiny", messages=messages(number), max_tokens=24, temperature=0, extra_headers=to("plain")
-    )
+    completion = ask(served, "plain", messages(number), max_tokens=24)
     assert completion.usage is not None
     details = completion.usage.prompt_tokens_details
     return completion.usage.prompt_tokens, (details and details.cached_tokens) or 0
@@ -40,14 +38,14 @@ def expected(served: Served, number: int) -> str:
 
 
 def test_what_the_engine_tells_is_what_it_does(served: Served) -> None:
-    tokens, cached = ask(served, 0)
-    assert (tokens > 400, cached) == (True, 0)
-    assert ask(served, 0)[1] > 0.8 * tokens
+    tokens, before = cached(served, 0)
+    assert (tokens > 400, before) == (True, 0)
+    assert cached(served, 0)[1] > 0.8 * tokens
     eventually_blocking(lambda: "of the prompt cached" in expected(served, 0))
 
     fits = BLOCKS * BLOCK_TOKENS // tokens
     for number in range(1, 3 * fits):
-        assert ask(served, number)[1] < 0.5 * tokens
+        assert cached(served, number)[1] < 0.5 * tokens
     eventually_blocking(lambda: "cached, by events" in expected(served, 3 * fits - 1))
     eventually_blocking(lambda: "cached" not in expected(served, 0))
     last: list[int] = []
@@ -58,13 +56,13 @@ def test_what_the_engine_tells_is_what_it_does(served: Served) -> None:
         return fits - 1 <= len(last) <= fits + 2 and last == [*range(last[0], 3 * fits)]
 
     eventually_blocking(are_the_last)  # what it tells is read some tenths of a second later
-    found = {number: ask(served, number)[1] > 0.8 * tokens for number in (last[-1], last[3], 0, last[0] - 1)}
+    found = {number: cached(served, number)[1] > 0.8 * tokens for number in (last[-1], last[3], 0, last[0] - 1)}
     assert found == {last[-1]: True, last[3]: True, 0: False, last[0] - 1: False}
 
     served.http.post(f"{served.backends()['plain']['url']}/reset_prefix_cache").raise_for_status()
-    ask(served, 3 * fits)  # it tells with its next step
+    cached(served, 3 * fits)  # it tells with its next step
     eventually_blocking(lambda: "cached" not in expected(served, last[-1]))
-    assert ask(served, last[-1])[1] == 0
+    assert cached(served, last[-1])[1] == 0
     told = {"backend": "plain", "source": "events"}
     right = served.metric("gateway_prefix_tokens_total", outcome="found", **told)
     assert right > 0

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from openai import AsyncOpenAI
 
-from tests.vllm.conftest import ADMIN_KEY, Served, serve
+from tests.vllm.conftest import Served, pool_before, serve
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
@@ -106,10 +105,7 @@ def in_turn(served: Served, tmp_path: Path) -> Iterator[Served]:
     """Start another gateway in front of the same engines, which sends requests to one and the other in turn."""
     backends = {name: {"url": each["url"], "method": "baseline"} for name, each in served.backends().items()}
     backends["lookup"] |= {"method": "ngram", "speculative_config": {"num_speculative_tokens": 3}}
-    model = {"policy": {"name": "round_robin"}, "default_temperature": 0, "backends": backends}
-    path = tmp_path / "pool.yaml"
-    path.write_text(yaml.safe_dump({"models": {"tiny": model}, "admin": {"key": ADMIN_KEY}, "state": "none"}))
-    with serve(tmp_path, str(path)) as gateway:
+    with serve(tmp_path, str(pool_before(tmp_path, backends, "round_robin"))) as gateway:
         yield gateway
 
 
