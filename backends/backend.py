@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
+
+from mypy_extensions import mypyc_attr
 
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
 from backends.drafter_limit import DrafterLimit, beyond_of
@@ -58,52 +60,22 @@ class EngineLoad:
     accepted_tokens: int = 0
 
 
-class Candidate(Protocol):
-    """The view of a backend that a policy gets; `Backend` implements it, and so do replay and tests."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Candidate:
+    """The view of a backend that a policy gets."""
 
-    @property
-    def name(self) -> str:
-        """The name, unique within its model."""
-        ...
-
-    @property
-    def method(self) -> Method:
-        """The speculation method: that of the pool file, unless the engine shows another one."""
-        ...
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        """Maximum tokens drafted per step; 0 for a baseline."""
-        ...
-
-    @property
-    def draft_schedule(self) -> DraftSchedule:
-        """Tokens drafted per step by batch size."""
-        ...
-
-    @property
-    def drafter_limit(self) -> DrafterLimit | None:
-        """The longest context that the drafter serves; None if it has no limit, or none is known."""
-        ...
-
-    @property
-    def weight(self) -> float:
-        """Share of the traffic that the operator intends for it, relative to the other backends; 1.0 by default."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Requests of this gateway process that are in flight to it."""
-        ...
-
-    @property
-    def load(self) -> EngineLoad:
-        """The load that the engine last reported."""
-        ...
+    name: str  # unique within its model
+    method: Method  # that of the pool file, unless the engine shows another one
+    num_speculative_tokens: int  # maximum tokens drafted per step; 0 for a baseline
+    draft_schedule: DraftSchedule  # tokens drafted per step by batch size
+    drafter_limit: DrafterLimit | None  # the longest context that the drafter serves; None if none is known
+    weight: float  # share of the traffic that the operator intends for it, relative to the other backends
+    in_flight: int  # requests of this gateway process that are in flight to it
+    load: EngineLoad  # the load that the engine last reported
 
 
 @dataclass(slots=True)
-class Backend:
+class Backend(Candidate):
     """A replica: its configuration, which is fixed, and its state, which the pool updates.
 
     Its method and k begin as configured and are part of the state: they follow what the engine shows.
@@ -155,9 +127,9 @@ class Backend:
     ('starting', 'not yet checked', 0)
     """
 
-    name: str
+    name: str = field()  # compiled, the attribute of the base class would count as its default
     model: str
-    method: Method
+    method: Method = field()
     url: str
     num_speculative_tokens: int = 0
     speculative_config: Mapping[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from backends.backend import EngineLoad
+from backends.backend import Candidate, EngineLoad
 from backends.calibration.calibration import Calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
@@ -49,8 +49,8 @@ class Completion(NamedTuple):
         return (self.output_tokens - 1) / (self.steps - 1) if self.steps > 1 else None
 
 
-class SimulatedReplica:
-    """One engine of a fleet, as a policy sees it (a `backends.backend.Candidate`).
+class SimulatedReplica(Candidate):
+    """One engine of a fleet, as a policy sees it.
 
     `in_flight` is exact, as in a gateway that is alone; `load` is the engine's last report.
     """
