@@ -112,7 +112,8 @@ class Statistics:
             if own is None:
                 own = buckets[key] = [0.0] * table.width
         for index, number in enumerate(sums):
-            own[index] += number
+            known: float = own[index]  # compiled, `+=` on an item adds objects
+            own[index] = known + number
         record.changed = True
         self.observations += 1
 

@@ -101,7 +101,7 @@ class _Observed:
 
 def _grouped(known: Known) -> dict[Key, _Observed]:
     """Return the observations by workload, template and temperature; rare templates together."""
-    rows = [
+    rows: list[tuple[str, Key, float, float]] = [
         (key[0], without_client(key[1:]), sums[2], sums[3]) for key, sums in known.per_step.told() if is_kind(key[1:])
     ]
     totals: defaultdict[Key, float] = defaultdict(float)

@@ -11,7 +11,7 @@ from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
-from policies.learned.prior import attention_share, expected_of, known_to_tokens, text_of
+from policies.learned.prior import attention_share, known_to_tokens, text_of
 from policies.learned.replica import STEPS, KnownReplica, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, RequestKind, Shares, mean_of
@@ -61,7 +61,7 @@ class Known:
         stretch, coming_per_s = coming(request.qps / len(candidates), self._mean_prefill_s)
         holders = self.prefixes.holders(request)
         ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
-        calibration, text = self.calibration, text_of(request.workload, request.temperature, context)
+        text = text_of(request.workload, request.temperature, context)
         replicas, around, found = self.replicas, self.per_step.around(kind.groups), self.detector.found
         of_arm: dict[str, tuple[tuple[float, ...], float]] = {}
         delays = []
@@ -78,7 +78,7 @@ class Known:
             if replica.k:
                 known = of_arm.get(replica.arm)
                 if known is None:
-                    known = expected_of(calibration, replica.method, replica.k, text), mean_of(replica.arm, around)
+                    known = replica.expected(text), mean_of(replica.arm, around)
                     of_arm[replica.arm] = known
                 by_k, excess = known
                 excess += replica.apart

@@ -40,7 +40,9 @@ class Lessons:
             self.learn_shadow(outcome, share, now_s)
         if replica is None:
             return
-        known.statistics.add_at(now_s, ANSWERS, (replica.name, *kind.answer), (1.0, outcome.output_tokens / request.n))
+        bins, workload, template = kind.answer
+        tokens = outcome.output_tokens / request.n
+        known.statistics.add_at(now_s, ANSWERS, (replica.name, bins, workload, template), (1.0, tokens))
         reach, source = replica.reach, known.detector.see(request, outcome.output_tokens)
         is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
         teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody

@@ -13,7 +13,7 @@ from backends.draft_schedule import effective_k
 from policies.arm import arm_of
 from policies.learned.depth import Place, between, depth_of
 from policies.learned.prefix_memory import BackendPrefixes
-from policies.learned.prior import StepCost, adaptive_schedule, expected_step
+from policies.learned.prior import StepCost, Text, adaptive_schedule, expected_of, expected_step
 from policies.learned.shadow_drafting import SHADOWED
 from policies.learned.undrafted import Reach
 from policies.statistics import Key, Sums, Table
@@ -61,6 +61,7 @@ class KnownReplica:
         self.has_shadow = method in SHADOWED
         self.joins = 2.5 if method in ASYNCHRONOUS else 1.5
         self.reach = Reach(float(k), may_have_limit=k > 0 and not self.has_shadow)
+        self._calibration, self._expected = calibration, dict[Text, tuple[float, ...]]()
         self.load = EngineLoad()
         self.waiting = self.others = 0
         self.drafts = 0, 0
@@ -248,6 +249,13 @@ class KnownReplica:
         context_s = cost.per_context_token_s * self.context_tokens / self.sent
         before = self.per_step(by_k, excess, batch, accepted)
         return per_step / before * (cost.base_s + requests * (cost.per_request_s + context_s))
+
+    def expected(self, text: Text) -> tuple[float, ...]:
+        """Return the logarithm of the tokens per step that the calibration tells of a text, at each k."""
+        found = self._expected.get(text)
+        if found is None:  # compiled, a table of its own is found faster than that of a cached function
+            found = self._expected[text] = expected_of(self._calibration, self.method, self.k, text)
+        return found
 
     def excess(self, by_k: Sequence[float], per_step: float, place: Place | None) -> tuple[float, float]:
         """Return by how much an answer's log(tokens per step) is above the expected, and the weight of that."""

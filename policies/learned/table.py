@@ -128,10 +128,11 @@ class Shares:
 class Mean:
     """A mean of one arm in one group, as its sums."""
 
-    __slots__ = ("count", "total")
+    __slots__ = ("count", "key", "total")
 
     def __init__(self) -> None:
         self.count = self.total = 0.0
+        self.key: Key = ()  # among the statistics, once an answer was added to this group as its finest
 
 
 class Group:
@@ -143,6 +144,13 @@ class Group:
         self.key = key
         self.means: dict[str, Mean] = {}
         self.around = (*larger, self)  # the largest first
+
+    def mean(self, arm: str) -> Mean:
+        """Return the mean of an arm; one that is new begins."""
+        mean = self.means.get(arm)
+        if mean is None:
+            mean = self.means[arm] = Mean()
+        return mean
 
 
 class Means:
@@ -174,10 +182,12 @@ class Means:
 
     def add(self, arm: str, groups: Groups, log: float, weight: float, own: float, now_s: float) -> None:
         """Add an answer, with its weight in what all clients share, and in what its own client has alone."""
-        finest = groups[-1]
-        key = (arm, *finest, *_EMPTY[len(finest) :])
-        self.statistics.add_at(now_s, self.table, key, (weight, weight * log, own, own * log))
-        _add(self.around(groups), arm, weight, weight * log, own, own * log)
+        around = self.around(groups)
+        finest = around[-1].mean(arm)
+        if not finest.key:
+            finest.key = (arm, *groups[-1], *_EMPTY[len(groups[-1]) :])
+        self.statistics.add_at(now_s, self.table, finest.key, (weight, weight * log, own, own * log))
+        _add(around, arm, weight, weight * log, own, own * log)
 
     def is_due(self, now_s: float) -> bool:
         """Return whether others have told something, or an epoch has ended, since the last `read`."""
@@ -208,9 +218,9 @@ class Means:
         return weight, min(max(-most, log), most), own, min(max(-most_own, own_log), most_own)
 
 
-def without_client(finest: Key) -> Key:
+def without_client(finest: Key) -> tuple[str, str, str]:
     """Return bins, workload and template of the finest group; an empty template for none."""
-    return (*finest[:_TEMPLATE], "")[:_TEMPLATE]
+    return finest[0], finest[1], finest[2] if len(finest) >= _TEMPLATE else ""
 
 
 class Typical(NamedTuple):
@@ -275,9 +285,7 @@ def _add(around: tuple[Group, ...], arm: str, count: float, total: float, own: f
     for group in around:
         if len(group.key) == _CLIENT:
             count, total = own, own_total
-        mean = group.means.get(arm)
-        if mean is None:
-            mean = group.means[arm] = Mean()
+        mean = group.mean(arm)
         mean.count += count
         mean.total += total
 
