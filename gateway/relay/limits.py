@@ -150,31 +150,29 @@ class Limits:
                     code="too_many_in_flight",
                     retry_after_s=1.0,
                 )
-        now_s = self._clock()
-        for bucket, unit in ((account.requests, "requests"), (account.tokens, "tokens")):
-            if bucket is None:
-                continue
-            wait_s = bucket.wait_s(now_s)
-            if (
-                wait_s == 0.0
-                and self._share < 1.0
-                and bucket is account.requests
-                and not _may_take(account.spent, bucket.level, self._share)
-            ):
-                wait_s = 1.0
-            if wait_s > 0.0:
-                raise GatewayError(
-                    429,
-                    f"Key {client.name!r} is limited to {bucket.per_minute:g} {unit} per minute: "
-                    f"try again in {wait_s:.0f} s.",
-                    code="rate_limit_exceeded",
-                    retry_after_s=wait_s,
-                )
+        if account.requests is not None:
+            self._check(client, account.requests, "requests", account.spent)
+        if account.tokens is not None:
+            self._check(client, account.tokens, "tokens", 0)
         self._in_flight += has_key
         if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
         account.begin()
+
+    def _check(self, client: Client, bucket: _Bucket, unit: str, spent: int) -> None:
+        """Refuse a request until a bucket has room; `spent` is what peers may not know to be taken from it."""
+        wait_s = bucket.wait_s(self._clock())
+        if wait_s == 0.0 and not _may_take(spent, bucket.level, self._share):
+            wait_s = 1.0
+        if wait_s > 0.0:
+            raise GatewayError(
+                429,
+                f"Key {client.name!r} is limited to {bucket.per_minute:g} {unit} per minute: "
+                f"try again in {wait_s:.0f} s.",
+                code="rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )
 
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""

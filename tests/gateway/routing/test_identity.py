@@ -24,7 +24,8 @@ SHOWN = {
     ("gateway/rooms/recorder/document.py", "_document"): 2,
     ("gateway/relay/accounting.py", "_charge"): 1,  # a label of a series
     ("gateway/relay/admission.py", "_refuse"): 1,  # the access log
-    ("gateway/relay/limits.py", "enter"): 2,  # errors
+    ("gateway/relay/limits.py", "enter"): 1,  # an error
+    ("gateway/relay/limits.py", "_check"): 1,  # an error
     ("gateway/routing/lookups.py", "place"): 1,  # an error
     ("gateway/rooms/reports/trail.py", "on_end"): 1,
     ("gateway/routing/keys.py", "__init__"): 1,
