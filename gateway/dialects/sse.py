@@ -80,7 +80,8 @@ class EventStream:
             self._has_cr = _CR_ENDS_LINE.match(data) is not None
         if self._has_cr:
             data = data.replace(b"\r", b"\n")
-        if data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
+        is_one = _is_one_event(data)
+        if not is_one and data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
             lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
             end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
             if len(data) - end <= _HOLD_LIMIT_BYTES:
@@ -89,8 +90,9 @@ class EventStream:
                     return data
             else:
                 self.ending.has_gaps = True
-        events = count_events(data)
-        goes_on = data.count(self._goes_on) == events
+        events = 1 if is_one else count_events(data)
+        # Near its end, where an event has it.
+        goes_on = data.rfind(self._goes_on) > 0 if is_one and self._goes_on else data.count(self._goes_on) == events
         if not goes_on:
             data = self._read_ending(data)
             if not data:
@@ -187,9 +189,13 @@ def count_events(data: bytes) -> int:
     >>> count_events(b"data: 1\n\n"), count_events(b"event: a\ndata: 1\n\n:\n\n"), count_events(b"data: 1\r\n\r\n")
     (1, 2, 1)
     """
-    if data.find(b"\n") == len(data) - 2 and data[-1] == _LF:
+    if _is_one_event(data):
         return 1
     return data.count(b"\n\n") or data.count(b"\r\n\r\n")
+
+
+def _is_one_event(data: bytes) -> bool:
+    return data.find(b"\n") == len(data) - 2 and data[-1] == _LF
 
 
 def is_event_stream(data: bytes) -> bool:

@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol
 from backends.http.wire import WriteBatch
 from gateway.http.request_head import RequestHead
 
+_now_s: Final = time.time
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
 }
+_SIZES: Final = [b"%x" % size for size in range(2**10)]  # of chunks; a stream has many, and formatting takes time
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 _LEAST_RECEIVED_BYTES: Final = 2**14
 """What counts as something of an answer that a slow client receives."""
@@ -42,7 +44,7 @@ class DateLine:
 
     def now(self) -> bytes:
         """Return it."""
-        now_s = time.time()
+        now_s = _now_s()
         if not 0.0 < self._until_s - now_s <= 1.0:
             self._line = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
             self._until_s = float(int(now_s)) + 1.0
@@ -177,7 +179,7 @@ class HttpReply:
         if not chunk or self.request.method == "HEAD":
             return
         head, self._head = self._head, b""
-        size = b"%x" % len(chunk)  # compiled, faster than within the other
+        size = _SIZES[len(chunk)] if len(chunk) < len(_SIZES) else b"%x" % len(chunk)
         self._connection.write_now(b"%b%b\r\n%b\r\n" % (head, size, chunk) if self._chunked else head + chunk)
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.failures import Has
-from gateway.relay.observers import EndedExchange, Observer, tell, tell_answer
+from gateway.relay.observers import EndedExchange, Observer, tell_answer, tell_chunk
 from gateway.relay.roles import Reply, Rescued, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -81,7 +81,7 @@ class Delivery(EndedExchange):
         if answer.events is not None:
             self.last_s = now_s
             if self.observers:
-                tell(self.observers, lambda observer: observer.on_chunk(data, now_s))
+                tell_chunk(self.observers, data, now_s)
         self._reply.data(data)
 
     def send_whole(

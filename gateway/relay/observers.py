@@ -133,6 +133,15 @@ def tell_send(observers: list[Observer], decision: Decision, candidates: Sequenc
             _note(error, observer)
 
 
+def tell_chunk(observers: list[Observer], data: bytes, now_s: float) -> None:
+    """Notify all observers of events of a stream; without creating a function, as `tell_send`."""
+    for observer in observers:
+        try:
+            observer.on_chunk(data, now_s)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
 def tell_answer(observers: list[Observer], body: bytes, document: object) -> None:
     """Notify all observers of a complete answer that was not streamed."""
     for observer in observers:
