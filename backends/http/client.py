@@ -21,6 +21,7 @@ from backends.http.authorities import trusted
 from backends.http.receiver import HeaderList, KnownHead, Receiver, UpstreamError, WholeReceiver
 from backends.http.wire import WriteBatch
 
+_now_s: Final = time.monotonic
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
@@ -356,7 +357,7 @@ class UpstreamClient:
         if self._closing or len(self._idle) >= self._max_idle:
             connection.close()
             return
-        connection.idle_since_s = time.monotonic()
+        connection.idle_since_s = _now_s()
         self._idle.append(connection)
         if self._expiry is None:
             self._expiry = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
@@ -380,11 +381,11 @@ class UpstreamClient:
         self._expiry = None
         self._close_expired()
         if self._idle:
-            left_s = self._idle[0].idle_since_s + self._keep_alive_s - time.monotonic()
+            left_s = self._idle[0].idle_since_s + self._keep_alive_s - _now_s()
             self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _close_expired(self) -> None:
-        oldest_s = time.monotonic() - self._keep_alive_s
+        oldest_s = _now_s() - self._keep_alive_s
         while self._idle and self._idle[0].idle_since_s <= oldest_s:
             self._idle[0].close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+
+from mypy_extensions import mypyc_attr
 
 from backends.http.wire import HeadPattern, pattern_of
 
@@ -20,21 +22,26 @@ class UpstreamError(Exception):
         self.kind = kind
 
 
-class Receiver(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Receiver(ABC):
     """Callbacks for an answer: `on_head` once, `on_data` for each part of the body, then `on_end` or `on_error`.
 
     None of them is called after `Call.cancel`.
     """
 
+    @abstractmethod
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Handle the final status and headers; interim (1xx) answers are skipped."""
 
+    @abstractmethod
     def on_data(self, data: bytes) -> None:
         """Handle the next bytes of the body."""
 
+    @abstractmethod
     def on_end(self) -> None:
         """Handle the end of a complete answer."""
 
+    @abstractmethod
     def on_error(self, error: UpstreamError) -> None:
         """Handle the failure of the request or its answer."""
 
@@ -71,8 +78,10 @@ class KnownHead:
             self._pattern, self.head = pattern, AnswerHead(200, headers)
 
 
-class WholeReceiver(Receiver, Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class WholeReceiver(Receiver):
     """A receiver that also takes a complete answer in one call, if it arrived in one piece."""
 
+    @abstractmethod
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Handle a complete answer of status 200; replaces `on_head`, `on_data` and `on_end`."""

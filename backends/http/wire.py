@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+_now_s: Final = time.perf_counter
 _MOST_DIGITS: Final = 9
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
 _MAX_BYTES: Final = 4096  # longer heads are rare, and a pattern is kept for each connection
@@ -41,16 +42,17 @@ class HeadPattern:
 
     def body_begins(self, data: bytes, at: int = 0) -> int:
         """Return the offset of the body if a complete head that matches begins at `at`, else -1."""
-        if not data.startswith(self._before, at):
-            return -1
         begins = end = at + len(self._before)
+        if data[at:begins] != self._before:  # compiled, in a quarter of the time of `startswith`
+            return -1
         length, most = 0, min(len(data), begins + _MOST_DIGITS)
         while end < most and 48 <= (digit := data[end]) <= 57:  # compiled, in a third of the time of `int`
             length, end = 10 * length + digit - 48, end + 1
-        if end == begins or not data.startswith(self._after, end):
+        after = end + len(self._after)
+        if end == begins or data[end:after] != self._after:
             return -1
         self.length = length
-        return end + len(self._after)
+        return after
 
 
 def pattern_of(data: bytes) -> HeadPattern | None:
@@ -81,10 +83,10 @@ class WriteBatch:
         waiting = self._waiting
         waiting.append((transport, data))
         if len(waiting) == 1:
-            self._since_s = time.perf_counter()
+            self._since_s = _now_s()
             # Runs before the event loop polls the sockets again.
             asyncio.get_running_loop().call_soon(self.flush)
-        elif time.perf_counter() - self._since_s > MAX_WAIT_S:
+        elif _now_s() - self._since_s > MAX_WAIT_S:
             self.flush()
 
     def write_now(self, transport: Any, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from backends.backend import Backend
 from backends.http.client import Call
-from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError
+from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
 from backends.recovery import TRIAL
 from gateway.dialects.asked_usage import IDS, USAGE
 from gateway.dialects.draft_depth import with_draft_tokens
@@ -43,6 +43,7 @@ from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
+_now_s: Final = time.perf_counter
 _OTHER: Final = Endpoint.OTHER
 _NOTHING: Final = frozenset[bytes]()
 
@@ -80,7 +81,7 @@ class Tried(ABC):
         """Report the backends that have failed the request, since another one serves it."""
 
 
-class Attempt:
+class Attempt(WholeReceiver):
     """The part of one backend in an exchange, and the receiver of its answer."""
 
     def __init__(
@@ -107,7 +108,7 @@ class Attempt:
         self.upstream.backend.take()
         if self.is_on_trial:
             self.exchange.relay.pool.recovery.begin_trial(self.upstream.backend)
-        self.last_read_s = time.perf_counter()
+        self.last_read_s = _now_s()
 
     def send(self, candidates: Sequence[Backend]) -> None:
         """Send the request to the backend, with what the gateway adds to it."""
@@ -123,7 +124,7 @@ class Attempt:
     def resume(self) -> None:
         """Resume reading the answer; the pause does not count as silence of the backend."""
         if self.call is not None:
-            self.last_read_s = time.perf_counter()
+            self.last_read_s = _now_s()
             self.call.resume()
 
     def release(self) -> None:
@@ -169,7 +170,7 @@ class Attempt:
         """Send a request to the backend, which was chosen among the candidates; its answer goes to a receiver."""
         exchange, request = self.exchange, self.exchange.request
         if receiver is not self:
-            self.last_read_s = time.perf_counter()
+            self.last_read_s = _now_s()
         lines = request.lines if exchange.traced is None else exchange.traced.lines
         head = b""
         if exchange.sender.is_relayed:
@@ -195,7 +196,7 @@ class Attempt:
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Pass on an answer that was read in one piece."""
         delivery, upstream, call = self.delivery, self.upstream, self.call
-        upstream.backend.note_read(time.perf_counter())
+        upstream.backend.note_read(_now_s())
         lines, is_json = upstream.answer_of(head)
         if not is_json or delivery.endpoint is _OTHER:
             headers = [header for header in head.headers if header[0] != b"content-length"]
@@ -216,7 +217,7 @@ class Attempt:
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
-        self.last_read_s = time.perf_counter()
+        self.last_read_s = _now_s()
         if redirects_elsewhere(status, headers, self.upstream.client.address.authority):
             message = "redirects to another server, which the gateway does not follow"
             self.exchange.failed(self, Failure("redirect", message))
@@ -240,7 +241,7 @@ class Attempt:
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
-        delivery, now_s = self.delivery, time.perf_counter()
+        delivery, now_s = self.delivery, _now_s()
         answer = delivery.answer
         assert answer is not None
         previous_s, self.last_read_s = self.last_read_s, now_s

@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.http.address import Address
 from backends.http.client import Call, UpstreamClient
-from backends.http.receiver import HeaderList, UpstreamError
+from backends.http.receiver import HeaderList, Receiver, UpstreamError
 from backends.http.wire import request_head
 from lab.live.record import AnswerReader, Record, error_message
 
@@ -43,7 +43,7 @@ class GeneratorHealth:
     late_s: float  # delay of a request behind its due time, 99th percentile; chunks are recorded as late
 
 
-class InFlightRequest:
+class InFlightRequest(Receiver):
     """A request in flight, and the receiver of its response."""
 
     def __init__(self, record: Record, on_end: Callable[[InFlightRequest], None]) -> None:

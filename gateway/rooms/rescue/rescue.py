@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 
 from backends.backend import Backend
-from backends.http.receiver import HeaderList, UpstreamError
+from backends.http.receiver import HeaderList, Receiver, UpstreamError
 from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.http.headers import media_type
@@ -31,7 +31,7 @@ _MAX_DECODED_BYTES: Final = 1 << 23
 _MAX_DROPPED: Final = 3  # tokens of an incomplete character, which has up to four bytes
 
 
-class Rescue:
+class Rescue(Receiver):
     """What goes on with the stream of one exchange elsewhere; a `Rescuer`, and the receiver of the calls for that.
 
     First the backend that is to go on decodes the tokens so far: their text must be the one that the client has. Then

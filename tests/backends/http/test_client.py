@@ -13,7 +13,7 @@ import pytest
 
 from backends.http.address import Address
 from backends.http.client import Call, Connection, UpstreamClient
-from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
+from backends.http.receiver import AnswerHead, HeaderList, UpstreamError, WholeReceiver
 from backends.http.wire import pattern_of, request_head
 from tests.support.waiting import eventually, stays
 
@@ -21,7 +21,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 REQUEST = request_head(b"GET", b"/x", [(b"host", b"h")])
 
 
-class Recorder:
+class Recorder(WholeReceiver):
     """A receiver that stores an answer."""
 
     def __init__(self) -> None:
@@ -30,6 +30,13 @@ class Recorder:
         self.body = b""
         self.error: UpstreamError | None = None
         self.done = asyncio.Event()
+        self.whole_answers = 0
+
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        self.whole_answers += 1
+        self.on_head(head.status, head.headers)
+        self.on_data(body)
+        self.on_end()
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         self.status, self.headers = status, headers
@@ -372,24 +379,12 @@ def test_addresses_are_parsed() -> None:
             Address.parse(wrong)
 
 
-class WholeRecorder(Recorder):
-    """A receiver that also takes complete answers."""
-
-    whole_answers = 0
-
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        self.whole_answers += 1
-        self.on_head(head.status, head.headers)
-        self.on_data(body)
-        self.on_end()
-
-
 def answer_of(body: bytes, extra: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\nX-A: 1\r\n\r\n%b" % (extra, len(body), body)
 
 
-async def ask_for_whole(client: UpstreamClient) -> WholeRecorder:
-    recorder = WholeRecorder()
+async def ask_for_whole(client: UpstreamClient) -> Recorder:
+    recorder = Recorder()
     client.send(Call(REQUEST, b"", recorder, whole=recorder))
     async with asyncio.timeout(5):
         await recorder.done.wait()

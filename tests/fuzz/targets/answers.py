@@ -10,7 +10,7 @@ import h11
 
 from backends.http.address import Address
 from backends.http.client import Call, Connection, UpstreamClient
-from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
+from backends.http.receiver import AnswerHead, HeaderList, UpstreamError, WholeReceiver
 from tests.fuzz.wire import MemoryTransport, cut, run
 
 _CALLS = 3
@@ -21,7 +21,7 @@ Outcome = tuple[str, int, bytes]
 """How a call ended (`end`, or the kind of its error), its status and the bytes of its body."""
 
 
-class Receiver:
+class Receiver(WholeReceiver):
     """Notes one answer, and that its callbacks come in order."""
 
     def __init__(self) -> None:
