@@ -12,6 +12,7 @@ from gateway.http.reply import Connection, HttpReply
 from gateway.http.request_head import RequestError, RequestHead
 from gateway.http.server import HttpServer
 
+_now_s: Final = time.monotonic
 _MAX_WAITING_BYTES: Final = 2**16
 """What may wait behind a request that is being answered before reading pauses: a paused client is not seen to leave."""
 _MAX_IN_A_ROW: Final = 16
@@ -42,7 +43,7 @@ class ServerConnection(Connection):
     def connection_made(self, transport: Any) -> None:
         """Register the connection, or refuse it."""
         self._transport = transport
-        self.since_s = time.monotonic()
+        self.since_s = _now_s()
         if self.server.register(self):
             return
         if self.server.is_overfull():
@@ -64,7 +65,7 @@ class ServerConnection(Connection):
         """Resume the answer, or go on with requests that wait."""
         self._slow_since_s = 0.0
         if self.is_closing:
-            self.since_s = time.monotonic()  # for the last of an answer
+            self.since_s = _now_s()  # for the last of an answer
         elif self.reply is not None:
             if (source := self.reply.source) is not None:
                 source.resume()
@@ -87,13 +88,13 @@ class ServerConnection(Connection):
         if not reply.keep_alive:
             self._close(lingers=not reply.is_complete)
             return
-        self.since_s = time.monotonic()
+        self.since_s = _now_s()
         self._read_later()
 
     def _close(self, *, lingers: bool) -> None:
         """Close; in a while if the client is still sending, since it might not read the answer otherwise."""
         self.is_closing = True
-        self.since_s = time.monotonic()
+        self.since_s = _now_s()
         self._drop()
         self.pause_reading(is_paused=False)
         if not lingers:
@@ -107,7 +108,7 @@ class ServerConnection(Connection):
         if self.reply is not None:
             self.reply.keep_alive = False
         elif self._transport is not None and not self.is_closing:
-            may_begin = (self.is_new or self._reader.waiting_bytes()) and time.monotonic() - self.since_s < _BEGIN_S
+            may_begin = (self.is_new or self._reader.waiting_bytes()) and _now_s() - self.since_s < _BEGIN_S
             if not may_begin:
                 self._close(lingers=False)
 
@@ -176,7 +177,7 @@ class ServerConnection(Connection):
                     is_last, is_known = self.server.is_stopping, reader.is_known
                     self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
                 elif event == BEGINNING:
-                    self.since_s = time.monotonic()
+                    self.since_s = _now_s()
                 elif (reply := self.reply) is None:
                     continue
                 elif event == WHOLE:
@@ -205,7 +206,7 @@ class ServerConnection(Connection):
     def _expect_more(self, reply: HttpReply) -> None:
         """Admit a request before the rest of its body, for which its client may wait to be asked."""
         begins = self._read_s == 0.0
-        self._read_s = time.monotonic()
+        self._read_s = _now_s()
         if begins:
             self.since_s = self._read_s
         if not reply.is_admitted and self._admit(reply) and reply.request.expects_continue:

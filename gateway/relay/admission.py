@@ -23,6 +23,8 @@ from gateway.routing.router import SMALL_BYTES
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
+_now_s: Final = time.perf_counter
+_monotonic_s: Final = time.monotonic
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
 _NOTHING: Final[Mapping[str, object]] = {}
@@ -48,7 +50,7 @@ def begin(
         Names of backends that have no room for the request.
     """
     request_id = request.request_id or relay.new_request_id()
-    delivery = Delivery(reply, request, request_id, time.perf_counter(), [*observers])
+    delivery = Delivery(reply, request, request_id, _now_s(), [*observers])
     try:
         relay.limits.enter(request.client)
     except GatewayError as error:
@@ -146,7 +148,7 @@ def _routed(
     relay: RelayContext, delivery: Delivery, body: bytes, sender: Sender, closed: tuple[str, ...]
 ) -> tuple[Exchange, int]:
     """Return the exchange of a request, and its rank in the queue."""
-    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, time.monotonic(), 0
+    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, _monotonic_s(), 0
     routed = relay.router.route(request, body, now_s)
     model, queue, rescuer, observers = routed.model, None, None, delivery.observers
     traced = None if relay.reporter is None else relay.reporter.follow(request, delivery.request_id)

@@ -18,6 +18,7 @@ from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
+_now_s: Final = time.perf_counter
 _OTHER: Final = Endpoint.OTHER
 _NO_HEADERS: Final[HeaderList] = []
 
@@ -148,7 +149,7 @@ class Delivery(EndedExchange):
     ) -> None:
         """Record how the exchange ends."""
         self.routed, self.upstream, self.decision = routed, upstream, decision
-        self.status, self.label, self.ended_s = status, label, time.perf_counter()
+        self.status, self.label, self.ended_s = status, label, _now_s()
         if (answer := self.answer) is not None:
             self.usage, self.stream, self.unread_bytes = answer.usage, answer.events, answer.unread_bytes
         if rescued is not None:
