@@ -18,7 +18,7 @@ from backends.health import State
 from backends.speculation import Method
 from benchmarks.metrics_page import total
 from gateway.cli.app import app
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
@@ -145,7 +145,7 @@ async def start_gateway(
                 model[name] = section
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
-        pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
+        pool = PoolFile.model_validate({**FAST, "models": {MODEL: model}, **settings})
         drafts = {"ngram": 5, "eagle3": 3}
         backends = [
             Backend(
