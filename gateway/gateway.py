@@ -142,6 +142,8 @@ class Room:
         Section of the pool file that counts only for its command.
     keep_prompt_bytes
         Size of the largest body whose prompt is to be kept until the exchange has ended.
+    keeps_texts
+        Whether it keeps the texts of requests, so that operators may see them.
     needs_scores
         Whether decisions are to have the scores of all candidates.
     page
@@ -156,6 +158,7 @@ class Room:
     own_keys: ClassVar[tuple[str, ...]] = ()
     command_section: ClassVar[str] = ""
     keep_prompt_bytes: int = 0
+    keeps_texts: bool = False
     needs_scores: bool = False
     page: ClassVar[Page | None] = None
 

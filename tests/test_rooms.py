@@ -15,6 +15,7 @@ import yaml
 from tests.support.command import gateway_command, until
 from tests.support.paths import ROOT
 from tests.support.upstream import upstreams_in_thread
+from tests.support.waiting import TIMEOUT_S
 
 PACKAGES = ("backends", "policies", "gateway", "lab")
 
@@ -104,3 +105,7 @@ def test_a_gateway_without_any_room_serves(tmp_path: Path) -> None:
             until(lambda: gateway.get("/readyz").status_code == 200)
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
             assert gateway.post("/v1/chat/completions", body).status_code == 200, gateway.printed()
+        pool.write_text(pool.read_text() + "recorder: {path: records}\n")
+        with gateway_command(pool, tmp_path, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path) as gateway:
+            assert gateway.process.wait(TIMEOUT_S) == 2
+            assert "recorder: unknown key" in gateway.printed(), "its section is gone with it"

@@ -16,6 +16,7 @@ from backends.calibration.files import paths_from
 from backends.files.regular import read_text
 from backends.files.yaml import Document, Position, read_yaml
 from backends.validation import Issue, UsageError, issues_of
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.config.short_forms import written_out
 
@@ -78,9 +79,9 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     elif document.data is not None:
         try:
             with paths_from(path.absolute().parent):
-                settings = PoolSettings.model_validate(document.data)
+                settings = PoolFile.model_validate(document.data)
         except ValidationError as error:
-            problems += _located(issues_of(error, PoolSettings), document)
+            problems += _located(issues_of(error, PoolFile), document)
     if problems or settings is None:
         raise ConfigError(path, problems)
     return settings

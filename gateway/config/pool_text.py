@@ -48,14 +48,14 @@ def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], he
 def check_text(text: str) -> None:
     """Check a pool file as `gateway check` does, with a value in place of each variable."""
     from backends.files.yaml import read_yaml
-    from gateway.config.settings import PoolSettings
+    from gateway.config.pool_file import PoolFile
 
     document = read_yaml(text, {name: f"{name}-value" for name in _REFERENCE.findall(text)})
     issues = [issue for _, issue in document.issues]
     try:
-        PoolSettings.model_validate(document.data)
+        PoolFile.model_validate(document.data)
     except ValidationError as error:
-        issues += issues_of(error, PoolSettings)
+        issues += issues_of(error, PoolFile)
     if issues:
         raise UsageError("\n  ".join(["no valid pool file comes of it:", *map(str, issues)]))
 

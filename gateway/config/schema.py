@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from backends.speculation import SpeculativeConfig
-from gateway.config.settings import PoolSettings, Settings
+from gateway.config.pool_file import PoolFile
+from gateway.config.settings import Settings
 from policies.policy import policies
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -26,13 +27,13 @@ def schema_text() -> str:
 
 def pool_schema() -> dict[str, Any]:
     """Return the schema of a pool file, with the settings of every registered policy."""
-    schema = PoolSettings.model_json_schema()
+    schema = PoolFile.model_json_schema()
     for definition in schema["$defs"].values():
         if "description" in definition:
             definition["description"] = _SECTION.split(definition["description"])[0].strip()
     models: list[type[BaseModel]] = [SpeculativeConfig, *_descendants(Settings)]
     for model in models:
-        definition = schema if model is PoolSettings else schema["$defs"].get(model.__name__)
+        definition = schema if model is PoolFile else schema["$defs"].get(model.__name__)
         if definition is not None:
             _describe(definition, model)
     keys = schema["properties"]["keys"]

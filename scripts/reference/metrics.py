@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.reload.series import BesideSeries
 from gateway.service.app import refresh
 from gateway.service.assembly import assemble
@@ -40,7 +40,7 @@ def metrics_page(page: str) -> str:
 
 def declared() -> list[Counter | Gauge | Histogram]:
     """Return all series that a gateway process may have."""
-    gateway = assemble(PoolSettings.model_validate(_ALL), [], b"")
+    gateway = assemble(PoolFile.model_validate(_ALL), [], b"")
     refresh(gateway)
     BesideSeries(gateway.metrics, gateway.rooms)
     return gateway.metrics.declared

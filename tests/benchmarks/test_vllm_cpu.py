@@ -18,7 +18,7 @@ from benchmarks.vllm_cpu.fit import fit_step
 from benchmarks.vllm_cpu.load import Answer, closed_loop
 from benchmarks.vllm_cpu.measure import PREFILL_TURN, Cell
 from benchmarks.vllm_cpu.simulate import Scripts, measured, reported, scripts, simulated
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.service.replicas import plan
 
 TRUE = {
@@ -101,9 +101,7 @@ def test_cells_are_read_as_written(tmp_path: Path) -> None:
 async def test_the_load_generator_receives_every_token(tmp_path: Path) -> None:
     backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
     one_backend = {"one": {**backend, "simulate": {"calibration": "llama-3.1-8b-h100"}}}
-    pool = PoolSettings.model_validate(
-        {"models": {"tiny": {"policy": {"name": "least_loaded"}, "backends": one_backend}}}
-    )
+    pool = PoolFile.model_validate({"models": {"tiny": {"policy": {"name": "least_loaded"}, "backends": one_backend}}})
     replicas = plan(pool, tmp_path)
     launcher = Launcher(replicas.launches)
     await launcher.start()

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from backends.launch.ports import free_port
-from gateway.config.settings import PickerSettings, ServerSettings, TimeoutSettings
+from gateway.config.settings import ServerSettings, TimeoutSettings
 from gateway.http.request_head import HeadLimits
+from gateway.rooms.picker.settings import PickerSettings
 from gateway.service.server import _KEEP_ALIVE_S
 from tests.support.certificates import make_pair
 from tests.support.deploy_tools import DEPLOY, replaced, run, tool

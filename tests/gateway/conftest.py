@@ -17,7 +17,7 @@ from backends.drafter_limit import DrafterLimit
 from backends.health import State
 from benchmarks.metrics_page import total
 from gateway.cli.app import app
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
@@ -141,8 +141,8 @@ async def start_gateway(
         given = {"default_temperature": default_temperature, "rescue": rescue, "queue": queue, "compare": compare}
         model = {name: value for name, value in given.items() if value is not None}
         model |= {"policy": policy or {"name": "round_robin"}, "backends": backends, "ask_usage": ask_usage}
-        pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
-        own = PoolSettings.model_validate({"models": {MODEL: model}})  # the settings of a test may have others
+        pool = PoolFile.model_validate({**FAST, "models": {MODEL: model}, **settings})
+        own = PoolFile.model_validate({"models": {MODEL: model}})  # the settings of a test may have others
         gateway = assemble(pool, configured(own), digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
         server = Server(gateway)

@@ -1,16 +1,15 @@
 """The pool file as typed settings: each key, its meaning, its default and its constraints. One file a section.
 
-The docstrings of the classes become the explanations in the JSON schema (`gateway.config.schema`).
+The sections of rooms are in `settings.py` of each. The docstrings of the classes become the explanations in the JSON
+schema (`gateway.config.schema`).
 """
 
 from gateway.config.settings.backend import BackendSettings
-from gateway.config.settings.base import Settings
+from gateway.config.settings.base import Section, Settings
 from gateway.config.settings.discover import DiscoverSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
-from gateway.config.settings.picker import PickerSettings
 from gateway.config.settings.pool import PoolSettings
-from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import ServerSettings, TimeoutSettings, TlsSettings
 from gateway.config.settings.state import StateSettings
 from gateway.config.settings.telemetry import OtlpSettings, TelemetrySettings
@@ -22,10 +21,9 @@ __all__ = [
     "KeySettings",
     "ModelSettings",
     "OtlpSettings",
-    "PickerSettings",
     "PolicyReference",
     "PoolSettings",
-    "RecorderSettings",
+    "Section",
     "ServerSettings",
     "Settings",
     "SloSettings",

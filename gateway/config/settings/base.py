@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
 
@@ -35,3 +35,27 @@ Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["strin
 
 class Settings(CheckedModel):
     """Base of the settings of the pool file, whose docstrings become the descriptions in its schema."""
+
+
+class Section(Settings):
+    """A section of the pool file that belongs to a room, which has it in its `settings.py`.
+
+    Attributes
+    ----------
+    key
+        Its key in the pool file.
+    of_model
+        Whether it stands below a model, not at the top.
+    is_always
+        Whether it has its defaults where the file does not name it.
+    """
+
+    key: ClassVar[str]
+    of_model: ClassVar[bool] = False
+    is_always: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self | None:
+        """Return the section of a pool file, or of one of its models; None if it has none."""
+        found: Self | None = getattr(settings, cls.key, None)
+        return found

@@ -24,7 +24,6 @@ from pydantic_core import CoreSchema
 from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
-from gateway.config.settings.compare import CompareSettings
 from gateway.config.settings.discover import DiscoverSettings
 from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
@@ -100,8 +99,6 @@ class ModelSettings(Settings):
         docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
     queue
         A queue of a model in the gateway, for requests beyond what its backends should have at once.
-    compare
-        Comparisons of ways of serving that begin by themselves: docs/compare.md. Null: only when they are asked for.
     backends
         The replicas by name.
     discover
@@ -116,7 +113,6 @@ class ModelSettings(Settings):
     rescue: bool = True
     ask_usage: bool = True
     queue: QueueSettings | None = None
-    compare: CompareSettings | None = None
     backends: Annotated[dict[Name, BackendSettings], BeforeValidator(_by_name)] = {}
     discover: dict[Name, DiscoverSettings] = {}
 

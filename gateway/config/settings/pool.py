@@ -1,4 +1,4 @@
-"""The pool file as a whole."""
+"""The pool file, without the sections of rooms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from pydantic import (
 from backends.validation import Issue
 from gateway.config.checks import pool_issues
 from gateway.config.settings.base import Name, Settings
-from gateway.config.settings.batches import BatchesSettings
 from gateway.config.settings.clients import CorsSettings, PathPattern
-from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings
-from gateway.config.settings.picker import PickerSettings
-from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import State, StateSettings
 from gateway.config.settings.telemetry import TelemetrySettings
@@ -65,12 +61,8 @@ class PoolSettings(Settings):
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
     slo_classes: dict[Name, SloSettings] = {}
     admin: AdminSettings = AdminSettings()
-    dashboard: DashboardSettings = DashboardSettings()
     paths: list[PathPattern] = list(DEFAULT_PATHS)
     cors: CorsSettings | None = None
-    picker: PickerSettings | None = None
-    recorder: RecorderSettings | None = None
-    batches: BatchesSettings | None = None
     state: State = StateSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

@@ -23,8 +23,8 @@ from gateway.rooms.batches.storage import FULL, Storage
 from gateway.routing.large_bodies import check_cost
 
 if TYPE_CHECKING:
-    from gateway.config.settings.batches import BatchesSettings
     from gateway.gateway import Gateway
+    from gateway.rooms.batches.settings import BatchesSettings
 
 _MOST_FORM_BYTES: Final = 1 << 16
 """Of a form, besides the file in it."""

@@ -19,6 +19,7 @@ from gateway.rooms.batches.lines import Document, problem
 from gateway.rooms.batches.places import WAIT_S, ModelPlaces
 from gateway.rooms.batches.records import BatchPlace, BatchRecord
 from gateway.rooms.batches.run import BatchRun, settings_of
+from gateway.rooms.batches.settings import BatchesSettings
 from gateway.rooms.batches.storage import Storage
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ class BatchesRoom(Room):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        assert gateway.settings.batches is not None
-        self._settings = gateway.settings.batches
+        settings = BatchesSettings.of(gateway.settings)
+        assert settings is not None
+        self._settings = settings
         self._runs: dict[BatchPlace, BatchRun] = {}
         self._tasks: dict[BatchPlace, asyncio.Task[None]] = {}
         self._work: list[asyncio.Task[None]] = []
@@ -52,12 +54,12 @@ class BatchesRoom(Room):
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
         """Return whether the settings ask for it."""
-        return settings.batches is not None
+        return BatchesSettings.of(settings) is not None
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
         """Return what is not allowed."""
-        batches, body_mib = settings.batches, settings.server.max_body_mib
+        batches, body_mib = BatchesSettings.of(settings), settings.server.max_body_mib
         if batches is not None and batches.max_file_mib > body_mib:
             return f"batches.max_file_mib is {batches.max_file_mib:g}, but server.max_body_mib {body_mib:g}: raise that"
         return ""
@@ -65,7 +67,8 @@ class BatchesRoom(Room):
     @staticmethod
     def client_paths(settings: PoolSettings) -> Mapping[str, int]:
         """Return the paths of files and batches."""
-        return {} if settings.batches is None else api.most_bytes(settings.batches)
+        batches = BatchesSettings.of(settings)
+        return {} if batches is None else api.most_bytes(batches)
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the paths of files and batches."""

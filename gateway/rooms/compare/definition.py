@@ -15,7 +15,7 @@ from backends.backend import Backend
 from backends.health import SERVING, State
 from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
-from gateway.config.settings.compare import ComparisonSettings
+from gateway.rooms.compare.settings import ComparisonSettings
 from policies.arm import arm_named, arm_of
 from policies.experiment.evidence import Evidence
 from policies.experiment.experiment import Experiment

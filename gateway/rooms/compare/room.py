@@ -20,13 +20,13 @@ from backends import background
 from gateway.admin.documents import put_next
 from gateway.admin.policy import ModelReference
 from gateway.config.settings import PoolSettings
-from gateway.config.settings.compare import CompareSettings, ComparisonSettings
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
 from gateway.rooms.compare.report import better_of, change_of, day_of, page
 from gateway.rooms.compare.running import Running
+from gateway.rooms.compare.settings import CompareSettings, ComparisonSettings
 from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
@@ -76,7 +76,7 @@ class CompareRoom(Room):
     @staticmethod
     def problem(settings: PoolSettings) -> str:
         """Return what comparisons that begin by themselves lack."""
-        asked = [name for name, model in settings.models.items() if model.compare is not None]
+        asked = [name for name, model in settings.models.items() if CompareSettings.of(model) is not None]
         if asked and settings.state is None:
             return f"models.{asked[0]}.compare needs a state, which keeps what was found: leave out `state: none`"
         return ""
@@ -150,7 +150,8 @@ class CompareRoom(Room):
                 self._running_series.labels(model).set(running.is_running)
                 with background.guarded("comparisons", of=model):
                     await self._judge_one(model, running)
-        asked = {name: each.compare for name, each in self.gateway.settings.models.items() if each.compare is not None}
+        models = self.gateway.settings.models
+        asked = {name: section for name, each in models.items() if (section := CompareSettings.of(each)) is not None}
         self._waits = {model: why for model, why in self._waits.items() if model in asked}
         for model, settings in asked.items():
             with background.guarded("comparisons", of=model):

@@ -37,6 +37,7 @@ from gateway.rooms.dashboard.recent import (
     loads_of,
     totals_of,
 )
+from gateway.rooms.dashboard.settings import DashboardSettings
 from gateway.rooms.dashboard.views import backend_view, model_view, point_of
 from policies.build import learned_of
 from policies.learned.belief import belief_of
@@ -143,12 +144,12 @@ class Dashboard(Room):
     @staticmethod
     def shows_page(settings: PoolSettings) -> bool:
         """Return whether the settings ask for it."""
-        return settings.dashboard.enabled
+        return _section(settings).enabled
 
     @staticmethod
     def public_paths(settings: PoolSettings) -> tuple[str, ...]:
         """Return where its data is, if all may see that."""
-        return ("/admin/dashboard/",) if settings.dashboard.public else ()
+        return ("/admin/dashboard/",) if _section(settings).public else ()
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the pages, which hold no data, and what the dashboard asks for below `/admin/dashboard`."""
@@ -187,10 +188,10 @@ class Dashboard(Room):
         """Return what samples decisions, while a page is open."""
         if not self._is_watched:
             return {}
-        recorder, known = self.gateway.settings.recorder, self._decisions
+        known = self._decisions
         explains = any(room.needs_scores for room in self.gateway.rooms)
         # Who lets texts be recorded lets the page name a template by them, but not for those without a key.
-        names = recorder is not None and recorder.text == "full" and not self.gateway.settings.dashboard.public
+        names = any(room.keeps_texts for room in self.gateway.rooms) and not _section(self.gateway.settings).public
         self._decisions = {name: known.get(name) or SampledDecisions(explains=explains) for name in self.gateway.models}
         for sampled in self._decisions.values():
             sampled.templates = (sampled.templates or {}) if names else None
@@ -202,7 +203,7 @@ class Dashboard(Room):
         if self._is_watched and now_s - self._asked_s > WATCHED_S:
             self._watch(is_watched=False)
         is_reading = self.running is not None and not self.running.done()
-        if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
+        if _section(self.gateway.settings).enabled and now_s >= self._next_read_s and not is_reading:
             self._next_read_s = now_s + POINT_S
             self.running = background.start("dashboard", self._read())
 
@@ -235,7 +236,7 @@ class Dashboard(Room):
         return known[1] if known is not None and known[0] is backend else Recent()
 
     def _check(self) -> None:
-        if not self.gateway.settings.dashboard.enabled:
+        if not _section(self.gateway.settings).enabled:
             raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
 
     def _watch(self, *, is_watched: bool) -> None:
@@ -281,6 +282,10 @@ class Dashboard(Room):
         )
         # classes: requests with a latency objective in `window_s`; load: None if unknown
         return document | {"classes": self._kept.of(name), "load": self._loads.get(name)}
+
+
+def _section(settings: PoolSettings) -> DashboardSettings:
+    return DashboardSettings.of(settings) or DashboardSettings()
 
 
 def _json(document: bytes) -> Response:

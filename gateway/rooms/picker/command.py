@@ -31,7 +31,7 @@ def picker(
     gateway picker --config pool.yaml --listen 0.0.0.0:9002
     """
     from gateway.config.settings.keys import checked_address
-    from gateway.config.settings.picker import PickerSettings
+    from gateway.rooms.picker.settings import PickerSettings
 
     try:
         overrides = {} if listen is None else {"listen": checked_address(listen)}
@@ -39,7 +39,7 @@ def picker(
         raise typer.BadParameter(str(error), param_hint="--listen") from None
 
     def section(settings: PoolSettings) -> dict[str, Any]:
-        return {"picker": (settings.picker or PickerSettings()).model_copy(update=overrides)}
+        return {"picker": (PickerSettings.of(settings) or PickerSettings()).model_copy(update=overrides)}
 
     require("picker", "grpc_health", "google.protobuf")
     serve_pool(config or context.obj, {"host": host, "port": port, "workers": workers}, section)

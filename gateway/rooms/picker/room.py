@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.gateway import Beside, Companion, Room
+from gateway.rooms.picker.settings import PickerSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -23,12 +24,12 @@ class PickerRoom(Room):
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
         """Return whether `gateway picker` serves it."""
-        return settings.picker is not None
+        return PickerSettings.of(settings) is not None
 
     @staticmethod
     def beside(settings: PoolSettings) -> Beside | None:
         """Return the address for the proxy."""
-        if (picker := settings.picker) is None:
+        if (picker := PickerSettings.of(settings)) is None:
             return None
         line = "Endpoint picker at grpc://{}  (Envoy: ext_proc)"
         return Beside("picker", picker.listen, "--listen", picker.tls, line)

@@ -25,6 +25,7 @@ from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.messages import REQUEST, text_of
+from gateway.rooms.picker.settings import PickerSettings
 from gateway.rooms.picker.stream import Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class PickerServer:
         host, port = opened.getsockname()[:2]
         address = host_and_port(host, port)
         opened.close()
-        settings = self._gateway.settings.picker
+        settings = PickerSettings.of(self._gateway.settings)
         if settings is None or settings.tls is None:
             server.add_insecure_port(address)
         else:

@@ -25,6 +25,7 @@ from gateway.rooms.picker import messages
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
+from gateway.rooms.picker.settings import PickerSettings
 from gateway.rooms.picker.unfinished import Unfinished
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -206,7 +207,7 @@ class Stream:
         if headers is None:
             self._answering = background.start("own paths", self._answer_itself(body))
             return
-        settings = picking.gateway.settings.picker
+        settings = PickerSettings.of(picking.gateway.settings)
         assert settings is not None
         self._sender = ProxySender(self, picking.destinations, self._subset, settings.fallbacks)
         begin(self._relay, headers, body, self, self._sender)
@@ -224,7 +225,7 @@ class Stream:
 
     def answered_by(self, source: Source) -> None:
         """Set what answers the request."""
-        settings = self._picking.gateway.settings.picker
+        settings = PickerSettings.of(self._picking.gateway.settings)
         self._source = source
         if isinstance(source, Exchange) and settings is not None:
             self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)

@@ -15,7 +15,7 @@ from pathlib import Path
 import zstandard
 
 from backends.files.regular import check_regular
-from gateway.config.settings import RecorderSettings
+from gateway.rooms.recorder.settings import RecorderSettings
 
 logger = logging.getLogger(__name__)
 

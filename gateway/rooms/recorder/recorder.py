@@ -13,11 +13,11 @@ from collections import deque
 from backends import background
 from backends.background import Seldom
 from backends.validation import UsageError
-from gateway.config.settings import RecorderSettings
 from gateway.relay.observers import EndedExchange
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.files import TraceFiles
 from gateway.rooms.recorder.hashes import TextHasher
+from gateway.rooms.recorder.settings import RecorderSettings
 from gateway.routing.routed_request import RoutedRequest
 from gateway.telemetry.log_format import place_of
 from gateway.telemetry.registry import Registry

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gateway.gateway import Room
 from gateway.relay.observers import Follower
 from gateway.rooms.recorder.recorder import Recorder, recorder_issue
+from gateway.rooms.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -27,24 +28,28 @@ class RecorderRoom(Room):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        assert gateway.settings.recorder is not None
-        self.recorder = Recorder(gateway.settings.recorder)
+        settings = RecorderSettings.of(gateway.settings)
+        assert settings is not None
+        self.recorder = Recorder(settings)
+        self.keeps_texts = settings.text == "full"
         self.keep_prompt_bytes = self.recorder.keep_prompt_bytes
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
         """Return whether the settings ask for it."""
-        return settings.recorder is not None
+        return RecorderSettings.of(settings) is not None
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
         """Return why the recorder could not write."""
-        return "" if settings.recorder is None else recorder_issue(settings.recorder)
+        recorder = RecorderSettings.of(settings)
+        return "" if recorder is None else recorder_issue(recorder)
 
     @staticmethod
     def drawn(settings: PoolSettings) -> Mapping[str, BaseModel]:
         """Return its section with a salt."""
-        return {} if settings.recorder is None else {"recorder": settings.recorder.salted()}
+        recorder = RecorderSettings.of(settings)
+        return {} if recorder is None else {recorder.key: recorder.salted()}
 
     def follow(self) -> Mapping[str, Follower]:
         """Return the recorder for each model."""

@@ -9,8 +9,8 @@ import pytest
 
 from backends.speculation import Method, SpeculativeConfig
 from gateway.config.load import ConfigError, load_pool
+from gateway.config.pool_file import PoolFile
 from gateway.config.schema import pool_schema
-from gateway.config.settings import PoolSettings
 from tests.support.paths import DOCS
 
 PAGE = (DOCS / "configuration.md").read_text("utf-8")
@@ -18,7 +18,7 @@ PAGE = (DOCS / "configuration.md").read_text("utf-8")
 
 def test_every_top_level_key() -> None:
     headings = " ".join(re.findall(r"^## (.*)$", PAGE, re.MULTILINE))
-    assert all(f"`{name}`" in headings for name in PoolSettings.model_fields)
+    assert all(f"`{name}`" in headings for name in PoolFile.model_fields)
 
 
 def test_every_method() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from backends import background
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import DiscoverSettings, PoolSettings
 from gateway.discovery import discovery
 from gateway.discovery.discovery import Discovery
@@ -46,7 +47,7 @@ class Scripted:
 def settings_of(**discover: dict[str, Any]) -> PoolSettings:
     sources = {name: {"method": "baseline", "dns": "x:80"} | each for name, each in discover.items()}
     model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "discover": sources}
-    return PoolSettings.model_validate({"models": {"m": model}})
+    return PoolFile.model_validate({"models": {"m": model}})
 
 
 class Following:
@@ -167,7 +168,7 @@ async def test_a_source_that_looks_elsewhere_takes_no_replica_away_before_it_has
 
 def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -> None:
     settings = settings_of(one={}, two={"dns": "y:80"})
-    listed = PoolSettings.model_validate(
+    listed = PoolFile.model_validate(
         {"models": {"n": {"policy": {"name": "random"}, "backends": {"b": {"method": "baseline", "url": TWO.url}}}}}
     )
     settings = settings.model_copy(update={"models": {**settings.models, **listed.models}})

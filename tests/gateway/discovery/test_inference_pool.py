@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from backends.speculation import Method
 from backends.validation import issues_of
-from gateway.config.settings import DiscoverSettings, PoolSettings
+from gateway.config.pool_file import PoolFile
+from gateway.config.settings import DiscoverSettings
 from gateway.discovery import discovery
 from gateway.discovery.api_server import ApiServer
 from gateway.discovery.discovery import Discovery
@@ -151,7 +152,7 @@ async def test_replicas_stay_while_the_pool_or_the_api_server_is_away(
         "weight": 3,
     }
     model = {"policy": {"name": "round_robin"}, "discover": {"fleet": source}}
-    settings = PoolSettings.model_validate({"models": {"m": model}})
+    settings = PoolFile.model_validate({"models": {"m": model}})
 
     def made(found: DiscoverSettings) -> InferencePoolSource:
         return InferencePoolSource("llama", None, found.of_unlabelled, ApiServer(api.url, api.account))
@@ -238,7 +239,7 @@ async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, mo
     async with api:
         followed = Discovery(lambda: None, lambda *_: None, lambda _: of(api))
         model = {"policy": {"name": "round_robin"}, "discover": {"fleet": {"inference_pool": {"name": "llama"}}}}
-        starting = asyncio.create_task(followed.start(PoolSettings.model_validate({"models": {"m": model}})))
+        starting = asyncio.create_task(followed.start(PoolFile.model_validate({"models": {"m": model}})))
         await began.wait()
         (source,) = followed._followed.values()
         followed.keep(None)
@@ -252,7 +253,7 @@ async def test_a_replica_is_meant_for_the_contexts_that_llm_d_labels_its_pod_wit
     async with api_of(tmp_path, inference_pool("3"), PLAIN, labelled) as api, following(of(api)) as it:
         found = (await it.until("plain-0", "long-0")).values()
     model = {"policy": {"name": "round_robin"}, "discover": {"fleet": POOL}}
-    settings = PoolSettings.model_validate({"models": {"m": model}})
+    settings = PoolFile.model_validate({"models": {"m": model}})
     replicas = plan(settings, tmp_path, found={("m", "fleet"): [*found]}).backends
     assert {each.name: each.context_range for each in replicas} == {
         "fleet/long-0": (4096, 32_768),

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from backends.launch.ports import free_port
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.listening.listener import ListenError, open_sockets
 
 
 @pytest.mark.parametrize("reuse_port", [False, True])
 def test_two_addresses_of_a_gateway_are_not_one(reuse_port: bool) -> None:
     port = free_port()
-    settings = PoolSettings.model_validate(
+    settings = PoolFile.model_validate(
         {
             "server": {"port": port, "reuse_port": reuse_port},
             "admin": {"listen": f"127.0.0.1:{port}"},
@@ -33,7 +33,7 @@ def test_two_addresses_of_a_gateway_are_not_one(reuse_port: bool) -> None:
 def test_a_name_that_cannot_be_one_is_told() -> None:
     pool = {"server": {"host": "a..b"}, "models": {"m": {"backends": {"a": {"url": "http://127.0.0.1:1"}}}}}
     with pytest.raises(ListenError, match=r"cannot listen on a\.\.b port 8080: no such name"):
-        next(open_sockets(PoolSettings.model_validate(pool), {}, {}))
+        next(open_sockets(PoolFile.model_validate(pool), {}, {}))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from backends.backend import Backend
 from backends.health import Ejected, Probed, State, Unreachable
 from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings.queue import QueueSettings
 from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
@@ -274,7 +274,7 @@ def test_each_worker_has_its_part_of_the_bounds() -> None:
         "pass_priority": True,
     }
     model = {"policy": {"name": "least_loaded"}, "backends": backends}
-    settings = PoolSettings.model_validate(
+    settings = PoolFile.model_validate(
         {
             "server": {"workers": 4},
             "models": {"m": {**model, "queue": queue}, "n": {**model, "backends": other}},

@@ -13,7 +13,7 @@ import pytest
 
 from backends import background
 from backends.health import Drain, State
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
 from gateway.service.change import Handover, prepare
@@ -36,7 +36,7 @@ async def prepared(running: Running, **update: Any) -> Handover:
         if key in update:
             model[key] = update.pop(key)
     model["policy"] = _policy(model["policy"])
-    settings = PoolSettings.model_validate(raw | update)
+    settings = PoolFile.model_validate(raw | update)
     return await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import PoolSettings
 from gateway.reload.differences import differences, needs_restart
 from gateway.service.replicas import plan
@@ -18,7 +19,7 @@ def pool(**changes: Any) -> PoolSettings:
     backends = {"a": {"method": "baseline", "url": "http://a:1", "api_key": "sk-1"}, "s": SIMULATED, "v": SERVED}
     model = {"policy": {"name": "random"}, "backends": backends | changes.pop("backends", {})}
     keys = changes.pop("keys", [{"name": "team", "key": "k-1"}])
-    return PoolSettings.model_validate({"models": {"m": model}, "keys": keys} | changes)
+    return PoolFile.model_validate({"models": {"m": model}, "keys": keys} | changes)
 
 
 def test_lines_show_keys_and_values_but_no_secrets() -> None:
@@ -50,7 +51,7 @@ def test_lines_show_keys_and_values_but_no_secrets() -> None:
 def test_a_rule_that_changes_is_named_and_so_is_another_order() -> None:
     def ruled(*rules: dict[str, Any]) -> PoolSettings:
         model = {"policy": {"name": "thresholds", "rules": rules}, "backends": {"a": SIMULATED}}
-        return PoolSettings.model_validate({"models": {"m": model}})
+        return PoolFile.model_validate({"models": {"m": model}})
 
     code, chat = ({"name": name, "when": {"workload": [name]}, "prefer": ["suffix"]} for name in ("code", "chat"))
     path, other = "models.m.policy.settings.rules", {"when": {"workload": ["chat", "talk"]}, "prefer": ["eagle"]}

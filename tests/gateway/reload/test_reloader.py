@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import PoolSettings
 from gateway.reload import reloader
 from gateway.reload.reloader import Cause, Outcome, Reloader, ReloadError
@@ -15,7 +16,7 @@ from tests.support.waiting import eventually
 def settings(temperature: float = 1.0) -> PoolSettings:
     backends = {"a": {"method": "baseline", "url": "http://10.0.0.1:8000"}}
     model = {"policy": {"name": "round_robin"}, "default_temperature": temperature, "backends": backends}
-    return PoolSettings.model_validate({"models": {"m": model}})
+    return PoolFile.model_validate({"models": {"m": model}})
 
 
 @pytest.mark.parametrize("breaks", ["load", "apply"])
@@ -51,7 +52,7 @@ async def test_a_dry_run_ends_no_trial() -> None:
     def drafting(k: int) -> PoolSettings:
         drafts = {"method": "suffix", "speculative_config": {"num_speculative_tokens": k}}
         model = {"default_temperature": 1.0, "backends": {"a": {**drafts, "serve": {"model": "org/m"}}}}
-        return PoolSettings.model_validate({"models": {"m": model}})
+        return PoolFile.model_validate({"models": {"m": model}})
 
     async def apply(settings: PoolSettings) -> None:
         pass

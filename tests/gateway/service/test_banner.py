@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import PoolSettings
 from gateway.service.banner import pool_lines, start_lines, try_line
 
@@ -30,7 +31,7 @@ def pool(**more: Any) -> PoolSettings:
         },
     }
     models = {"its-first": {"policy": {"name": "random"}, "backends": backends}, "other": other}
-    return PoolSettings.model_validate({"models": models, **more})
+    return PoolFile.model_validate({"models": models, **more})
 
 
 PARD = {"model": "pard", "num_speculative_tokens": 8, "parallel_drafting": True}
@@ -59,7 +60,7 @@ def test_replicas_that_are_alike_leave_learned_nothing_to_choose(policy: str, k:
         name: {"url": f"http://{name}", "speculative_config": {"method": "ngram", "num_speculative_tokens": each}}
         for name, each in (("a", 5), ("b", k))
     }
-    lines = pool_lines(PoolSettings.model_validate({"models": {"m": {"policy": policy, "backends": backends}}}))
+    lines = pool_lines(PoolFile.model_validate({"models": {"m": {"policy": policy, "backends": backends}}}))
     assert ["All 2 speculate alike (ngram): `learned`" in line for line in lines if line.startswith("  All")] == (
         [True] if alike else []
     )
@@ -88,7 +89,7 @@ def test_replicas_that_accept_other_drafts_are_named(methods: tuple[str, str], s
         }
         for name, method in zip("ab", methods, strict=True)
     }
-    settings = PoolSettings.model_validate({"models": {"m": {"policy": {"name": "random"}, "backends": backends}}})
+    settings = PoolFile.model_validate({"models": {"m": {"policy": {"name": "random"}, "backends": backends}}})
     notes = [line.strip() for line in pool_lines(settings) if "accepts drafts" in line]
     assert notes == ([] if said is None else [said])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings import PoolSettings
 from gateway.service.replicas import SIMULATOR, plan
 
@@ -17,7 +18,7 @@ POLICY = {"policy": {"name": "least_loaded"}}
 
 
 def pool(**models: dict[str, object]) -> PoolSettings:
-    return PoolSettings.model_validate({"models": {name: {**POLICY, **model} for name, model in models.items()}})
+    return PoolFile.model_validate({"models": {name: {**POLICY, **model} for name, model in models.items()}})
 
 
 def test_a_replica_with_a_url_starts_no_process(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service import workers
@@ -157,7 +157,7 @@ async def two_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
     model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "backends": backends}
-    settings = PoolSettings.model_validate({"models": {"m": model}, "server": {"workers": 2}, "state": "none"})
+    settings = PoolFile.model_validate({"models": {"m": model}, "server": {"workers": 2}, "state": "none"})
     current = Configuration(0, settings, plan(settings, folder).backends, digest(ADMIN_KEY))
     started = asyncio.Event()
     with listen("127.0.0.1", 0, shared=True) as opened:

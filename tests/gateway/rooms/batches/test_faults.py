@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.config.settings.keys import KeySettings
 from gateway.rooms.batches import api, room
 from gateway.rooms.batches.line_request import Answer
@@ -36,7 +36,7 @@ async def reload(running: Running, keys: list[KeySettings]) -> None:
     raw = running.gateway.settings.model_dump()
     for model in raw["models"].values():
         model["policy"] = {"name": model["policy"]["name"]}
-    settings = PoolSettings.model_validate(raw | {"keys": [key.model_dump() for key in keys]})
+    settings = PoolFile.model_validate(raw | {"keys": [key.model_dump() for key in keys]})
     (await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))).commit()
 
 

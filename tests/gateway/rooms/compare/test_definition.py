@@ -7,8 +7,8 @@ from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine import Said
 from backends.health import Health, State
 from backends.speculation import Method
-from gateway.config.settings.compare import ComparisonSettings
 from gateway.rooms.compare.definition import begun
+from gateway.rooms.compare.settings import ComparisonSettings
 
 
 def test_a_drained_replica_serves_as_the_pool_file_says() -> None:

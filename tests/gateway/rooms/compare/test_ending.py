@@ -15,10 +15,10 @@ from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.health import State
 from backends.speculation import Method
-from gateway.config.settings.compare import ComparisonSettings
 from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import WrongArmsError, begun, block_for
 from gateway.rooms.compare.running import Running as Comparison
+from gateway.rooms.compare.settings import ComparisonSettings
 from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums
 from policies.experiment.verdict import Stage

@@ -15,7 +15,7 @@ from backends.draft_schedule import DraftSchedule, Speculation
 from backends.health import State
 from backends.speculation import Method
 from gateway.cli.app import app
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
@@ -326,5 +326,5 @@ async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_c
 @pytest.mark.parametrize(("state", "problem"), [("none", "models.m.compare"), ({"file": "x"}, "")])
 def test_a_pool_that_compares_by_itself_needs_a_state(state: object, problem: str) -> None:
     model = {"backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}, "compare": {}}
-    settings = PoolSettings.model_validate({"models": {MODEL: model}, "state": state})
+    settings = PoolFile.model_validate({"models": {MODEL: model}, "state": state})
     assert room.CompareRoom.problem(settings).partition(" ")[0] == problem

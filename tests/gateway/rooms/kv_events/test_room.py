@@ -15,7 +15,7 @@ import zmq
 from pydantic import ValidationError
 
 from backends.launch.ports import free_port
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.gateway import join
 from gateway.rooms.kv_events import room
 from gateway.rooms.kv_events.room import KvEventsRoom
@@ -309,14 +309,14 @@ async def test_what_a_request_in_flight_uses_is_not_evicted(engine: Publisher) -
 def test_an_address_is_checked(kv_events: str, ok: bool) -> None:
     pool = {"models": {"m": {"backends": {"a": {"url": "http://a:1", "method": "baseline", "kv_events": kv_events}}}}}
     if ok:
-        assert KvEventsRoom.problem(PoolSettings.model_validate(pool)) == ""
+        assert KvEventsRoom.problem(PoolFile.model_validate(pool)) == ""
     else:
         with pytest.raises(ValidationError, match=r"kv_events"):
-            PoolSettings.model_validate(pool)
+            PoolFile.model_validate(pool)
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "find_spec", lambda _: None)
     backend = {"url": "http://a:1", "method": "baseline", "kv_events": "tcp://a:5557"}
-    settings = PoolSettings.model_validate({"models": {"m": {"backends": {"a": backend}}}})
+    settings = PoolFile.model_validate({"models": {"m": {"backends": {"a": backend}}}})
     assert "pyzmq and msgspec" in KvEventsRoom.problem(settings)

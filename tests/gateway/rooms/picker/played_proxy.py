@@ -12,7 +12,7 @@ import httpx
 
 from backends.health import Health, State
 from benchmarks.metrics_page import total
-from gateway.config.settings import PoolSettings
+from gateway.config.pool_file import PoolFile
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.ext_proc_pb2 import (
     HeaderMap,
@@ -62,7 +62,7 @@ class PlayedProxy:
         }
         served = {"policy": {"name": "static", "backend": "a"}, "backends": backends, "default_temperature": 1.0}
         settings = {"models": {"m": served | dict(model or {})}, "picker": {}, "state": "none"}
-        self.settings = PoolSettings.model_validate(settings | dict(pool or {}))
+        self.settings = PoolFile.model_validate(settings | dict(pool or {}))
         self.backends = {backend.name: backend for backend in plan(self.settings, Path()).backends}
         for backend in self.backends.values():
             backend.health = Health(State.UP)

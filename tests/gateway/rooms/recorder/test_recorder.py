@@ -16,7 +16,7 @@ from backends.backend import Backend, EngineLoad
 from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.speculation import Method
-from gateway.config.settings import PoolSettings, RecorderSettings
+from gateway.config.pool_file import PoolFile
 from gateway.relay.observers import EndedExchange
 from gateway.reload.differences import needs_restart
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
@@ -24,6 +24,7 @@ from gateway.rooms.recorder.files import TraceFiles
 from gateway.rooms.recorder.hashes import TextHasher
 from gateway.rooms.recorder.recorder import Recorder, recorder_issue
 from gateway.rooms.recorder.room import RecorderRoom
+from gateway.rooms.recorder.settings import RecorderSettings
 from gateway.routing.keys import Client
 from gateway.routing.model import Model, Upstream
 from gateway.routing.routed_request import RoutedRequest
@@ -396,7 +397,7 @@ def test_files_age_while_nothing_is_written_and_whatever_the_clock_does(tmp_path
 
 
 def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path: Path) -> None:
-    off = PoolSettings.model_validate({"models": {MODEL: {"backends": {"b": {"url": "http://b", "method": "suffix"}}}}})
+    off = PoolFile.model_validate({"models": {MODEL: {"backends": {"b": {"url": "http://b", "method": "suffix"}}}}})
     on = off.model_copy(update={"recorder": settings(tmp_path, text="hashes")})
     assert RecorderRoom.drawn(off) == {}
     drawn, again = (on.model_copy(update=RecorderRoom.drawn(on)) for _ in range(2))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.config.settings.base import Settings
+from gateway.config.settings.base import Section
 
 
-class DashboardSettings(Settings):
+class DashboardSettings(Section):
     """The page at `/dashboard`, and the data that it shows.
 
     Parameters
@@ -16,6 +16,9 @@ class DashboardSettings(Settings):
         Whether it shows its data without a key. It names models, backends, workloads and templates; what it changes
         needs a key with the scope `write` in any case.
     """
+
+    key = "dashboard"
+    is_always = True
 
     enabled: bool = True
     public: bool = False

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.config.settings.base import Count, Settings
+from gateway.config.settings.base import Count, Section
 
 
-class BatchesSettings(Settings):
+class BatchesSettings(Section):
     """Files and batches of OpenAI's batch API. Changes need a restart.
 
     Parameters
@@ -31,6 +31,8 @@ class BatchesSettings(Settings):
     max_in_flight
         Most lines in flight at once for each replica of a model, from each process.
     """
+
+    key = "batches"
 
     folder: Path
     max_file_mib: Annotated[float, Field(gt=0)] = 32.0

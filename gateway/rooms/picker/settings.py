@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.settings.base import Settings
+from gateway.config.settings.base import Section
 from gateway.config.settings.keys import checked_address
 from gateway.config.settings.server import TlsSettings
 
 
-class PickerSettings(Settings):
+class PickerSettings(Section):
     """What `gateway picker` serves to a proxy such as Envoy.
 
     Parameters
@@ -31,6 +31,8 @@ class PickerSettings(Settings):
     >>> PickerSettings().listen
     '127.0.0.1:9002'
     """
+
+    key = "picker"
 
     listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
     tls: TlsSettings | None = None

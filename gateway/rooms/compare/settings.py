@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.config.settings.base import Seconds, Settings
+from gateway.config.settings.base import Seconds, Section, Settings
 
 
 class ComparisonSettings(Settings):
@@ -55,7 +55,7 @@ class ComparisonSettings(Settings):
         return not (self.a or self.b or self.depths or self.policies)
 
 
-class CompareSettings(ComparisonSettings):
+class CompareSettings(ComparisonSettings, Section):
     """Comparisons of ways of serving that begin by themselves: docs/compare.md.
 
     Without `a`, `b`, `depths` and `policies`, two methods of the pool are compared at a time: those that were not for
@@ -66,5 +66,8 @@ class CompareSettings(ComparisonSettings):
     every_s
         Seconds from the beginning of one to that of the next.
     """
+
+    key = "compare"
+    of_model = True
 
     every_s: Seconds = 86_400.0

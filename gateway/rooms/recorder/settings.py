@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from gateway.config.settings.base import Count, Seconds, Secret, Settings
+from gateway.config.settings.base import Count, Seconds, Secret, Section
 
 
-class RecorderSettings(Settings):
+class RecorderSettings(Section):
     """Recording of requests, one JSON line each, in files that `gateway trace` reads.
 
     Parameters
@@ -47,6 +47,8 @@ class RecorderSettings(Settings):
         The model's `tokenizer.json`, or its folder, to hash the model's tokens. Null hashes words, numbers and
         punctuation instead.
     """
+
+    key = "recorder"
 
     path: Path
     text: Literal["none", "hashes", "full"] = "none"
