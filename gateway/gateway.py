@@ -1,8 +1,9 @@
 """A gateway process, and the rooms that join it, each of which may be missing.
 
 A room observes exchanges, answers paths of the gateway's own, or works beside the requests. Each folder of
-`gateway.rooms` has one, in its `room.py`; its series are in `series.yaml` there, and its commands in `command.py`. A
-package adds its own by an entry point of the group `speculation_gateway.rooms`, which names a subclass of `Room`.
+`gateway.rooms` has one, in its `room.py`. Beside it are its section of the pool file (`settings.py`), its series
+(`series.yaml`) and its commands (`command.py`). A package adds its own by an entry point of the group
+`speculation_gateway.rooms`, which names a subclass of `Room`.
 """
 
 from __future__ import annotations
