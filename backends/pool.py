@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from backends import background
 from backends.backend import Backend, EngineChange
 from backends.contradictions import Unlike
@@ -49,6 +51,7 @@ class Joining:
     result: ProbeResult | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Listener:
     """Who hears what becomes of the replicas of a pool. Each event does nothing unless a subclass overrides it."""
 

@@ -13,7 +13,6 @@ import pytest
 
 from backends.backend import Candidate, EngineChange
 from backends.health import State
-from backends.pool import Pool
 from backends.step_comparison import Difference
 from gateway.service.assembly import ReplicaEvents
 from policies import policy
@@ -182,8 +181,8 @@ async def test_any_other_defect_is_answered_with_500(
             raise AttributeError("a defect of the gateway")
 
         with monkeypatch.context() as patched:
-            # Neither class is compiled by mypyc, whose classes cannot be patched.
-            patched.setattr(Pool, "of", defect)
+            # The class is not compiled by mypyc, whose classes cannot be patched.
+            patched.setattr(Policy, "prices_limits", property(defect))
             answer = await running.chat()
             patched.setattr(Policy, "text_features", property(defect))
             early = await running.chat()
