@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 _now_s: Final = time.perf_counter
+_running_loop: Final = asyncio.get_running_loop
 _MOST_DIGITS: Final = 9
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
 _MAX_BYTES: Final = 4096  # longer heads are rare, and a pattern is kept for each connection
@@ -85,7 +86,7 @@ class WriteBatch:
         if len(waiting) == 1:
             self._since_s = _now_s()
             # Runs before the event loop polls the sockets again.
-            asyncio.get_running_loop().call_soon(self.flush)
+            _running_loop().call_soon(self.flush)
         elif _now_s() - self._since_s > MAX_WAIT_S:
             self.flush()
 

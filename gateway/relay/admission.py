@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backends import background
@@ -27,7 +27,7 @@ _now_s: Final = time.perf_counter
 _monotonic_s: Final = time.monotonic
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
-_NOTHING: Final[Mapping[str, object]] = {}
+_NOTHING: Final[dict[str, object]] = {}
 _RELAYED: Final = Sender()
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from backends import background
@@ -74,32 +73,21 @@ class RelayContext:
     turns: Turns = field(default_factory=Turns)  # where large bodies are parsed one after another
     # Where requests wait for the first replica of their model.
     first_start: FirstStart = field(default_factory=FirstStart)
-    # What rooms do for exchanges, as `join` says.
-    followers: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
+    # followers: what observes the exchanges of a model, by its name; rescuer_for: what goes on with streams elsewhere;
+    # reporter: what reports requests outside. None if nothing does.
+    followers: dict[str, list[Follower]] = field(default_factory=dict)
     rescuer_for: RescuerFor | None = None
     reporter: Reporting | None = None
     _ids: list[bytes] = field(default_factory=list)
 
     def join(
         self,
-        followers: Mapping[str, Sequence[Follower]],
-        rescuer_for: RescuerFor | None = None,
-        reporter: Reporting | None = None,
-        narrowing: Mapping[str, Narrowing] = MappingProxyType({}),
+        followers: dict[str, list[Follower]],
+        rescuer_for: RescuerFor | None,
+        reporter: Reporting | None,
+        narrowing: dict[str, Narrowing],
     ) -> None:
-        """Connect the rooms, which need the relay and so cannot exist before it.
-
-        Parameters
-        ----------
-        followers
-            What observes the exchanges of a model, by its name.
-        rescuer_for
-            What goes on with streams elsewhere; None if nothing does.
-        reporter
-            What reports requests outside; None if nothing does.
-        narrowing
-            What narrows the candidates of a model's requests, by its name.
-        """
+        """Connect the rooms, which need the relay and so cannot exist before it."""
         self.router.narrow_by(narrowing)
         self.followers, self.rescuer_for, self.reporter = followers, rescuer_for, reporter
 

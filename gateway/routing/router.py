@@ -71,7 +71,7 @@ class Router:
 
     def __init__(
         self,
-        models: Mapping[str, Model],
+        models: dict[str, Model],
         pool: Pool,
         most_values: int,
         locations: ResponseLocations | None = None,
@@ -81,7 +81,7 @@ class Router:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
-        self._narrowing: Mapping[str, Narrowing] = {}  # by model
+        self._narrowing: dict[str, Narrowing] = {}  # by model
         self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         self._most_values = most_values  # most that the values of a body may count to, by `large_bodies`
         self._slo_classes = slo_classes  # latency objectives that a request may name
@@ -100,7 +100,7 @@ class Router:
         narrowing = self._narrowing.get(model)
         return None if narrowing is None else narrowing.depth(backend)
 
-    def narrow_by(self, narrowing: Mapping[str, Narrowing]) -> None:
+    def narrow_by(self, narrowing: dict[str, Narrowing]) -> None:
         """Have the candidates of a model's requests narrowed before its policy chooses."""
         self._narrowing = narrowing
 

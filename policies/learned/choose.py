@@ -36,7 +36,7 @@ class Chooser:
         kind = self._known.kinds.of(request)
         return kind, self._known.delays(request, candidates, kind, now_s, self._meter.oldest_s())
 
-    def costs(self, request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
+    def costs(self, request: RequestFeatures, candidates: Sequence[Candidate], delays: list[Delay]) -> list[float]:
         """Return the sum for each candidate, in seconds; changes nothing."""
         costs = self._sum.of(request, delays, is_sent=False)
         self._troubles.price(request, candidates, costs, is_sent=False)
@@ -101,7 +101,7 @@ class Chooser:
         return replace(decision, memo=delays[0], cached_tokens=0, cached_by="")
 
 
-def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
+def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: list[Delay]) -> list[float]:
     """Return the propensities of `least_loaded`, among those without thousands of tokens more to compute than others.
 
     A conversation of 100,000 tokens that is sent where it is not cached slows the whole pool, for no comparison.

@@ -141,7 +141,6 @@ class Delay(Work):
         """Become the work that a request of this kind adds there from now on."""
         self.kind, self.is_compared = kind, is_compared
         self.beyond_from_s = now_s + self.room * self.step_s / self.per_step / _FASTER
-        self.mark = self.replica.mark()
 
 
 class Sum:
@@ -153,7 +152,7 @@ class Sum:
         self._slo_ttft_s, self._slo_tpot_s = slo_ttft_s, slo_tpot_s
         self._mean_urgency = 0.0
 
-    def of(self, request: RequestFeatures, delays: Sequence[Delay], *, is_sent: bool) -> list[float]:
+    def of(self, request: RequestFeatures, delays: list[Delay], *, is_sent: bool) -> list[float]:
         """Return the cost of a request on each replica, in seconds or weighted seconds."""
         overuse = request.overuse
         if self._is_goodput:
@@ -161,7 +160,7 @@ class Sum:
         ttft, decode, others = self._ttft, self._decode, self._others * overuse
         return [ttft * one.ttft_s + decode * one.decode_s + others * one.others_s for one in delays]
 
-    def _goodput(self, request: RequestFeatures, delays: Sequence[Delay], *, is_sent: bool) -> list[float]:
+    def _goodput(self, request: RequestFeatures, delays: list[Delay], *, is_sent: bool) -> list[float]:
         """Weigh its own seconds by how likely it misses its SLO, and those of others by how likely they do.
 
         A fixed penalty for each miss meets fewer SLOs: a request slows others for as long as it runs.

@@ -119,7 +119,7 @@ class Known:
         request: RequestFeatures,
         kind: RequestKind,
         delay: Delay,
-        delays: Sequence[Delay],
+        delays: list[Delay],
         now_s: float,
         *,
         is_compared: bool,

@@ -38,7 +38,7 @@ class Work:
     prompt_work: float  # prompt tokens to compute, weighed by attention
     undrafted: float  # steps beyond the drafter's limit
     beyond_from_s: float  # when it may get there
-    mark: tuple[float, float, float, float]  # what `KnownReplica.send` found
+    mark: tuple[float, float, float, float]  # the integrals of the load when it was sent
 
 
 class KnownReplica:
@@ -160,12 +160,9 @@ class KnownReplica:
             self.sent, self._beyond = 0, {}
             self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
 
-    def mark(self) -> tuple[float, float, float, float]:
-        """Return the integrals of the load now."""
-        return self._at_s, self._request_s, self._context_s, self._prompt_work
-
     def send(self, work: Work, now_s: float) -> None:
         """Add a request."""
+        work.mark = self._at_s, self._request_s, self._context_s, self._prompt_work
         self.sent += 1
         self.requests += 1
         self.steps += work.steps
