@@ -159,10 +159,11 @@ class Traffic:
     def end(self, client: Client) -> None:
         """Count it as ended."""
         self.in_flight -= 1
-        count, weight = self._of.pop(client.id)
+        count, weight = self._of[client.id]
         if count > 1:
             self._of[client.id] = count - 1, weight
         else:
+            del self._of[client.id]
             self._weights = self._weights - weight if self._of else 0.0
 
     def overuse(self, client: Client) -> float:

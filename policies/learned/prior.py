@@ -95,8 +95,8 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-Text = tuple[int, int, int]
-"""Number of the kind of a text, its temperature in twentieths, and the bin of its mean context."""
+Text = int
+"""The bin of a text's mean context, its temperature in twentieths, and the number of its kind, as one number."""
 
 
 def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
@@ -104,8 +104,8 @@ def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
 
     The workload is one of `Kind`; any other counts as chat.
     """
-    kind = _NUMBERS.get(workload, _CHAT)
-    return kind, round(_PER_DEGREE * min(temperature, _HOTTEST)), context_bin(context_tokens)
+    twentieths = round(_PER_DEGREE * min(temperature, _HOTTEST))
+    return (context_bin(context_tokens) * _TEMPERATURES + twentieths) * len(_KINDS) + _NUMBERS.get(workload, _CHAT)
 
 
 def expected_by_k(
@@ -133,7 +133,8 @@ def known_to_tokens(calibration: str, method: Method) -> float:
 @cache
 def expected_of(calibration: str, method: Method, k: int, text: Text) -> tuple[float, ...]:
     """Return the same for a text."""
-    number, twentieths, context = text
+    rest, number = divmod(text, len(_KINDS))
+    context, twentieths = divmod(rest, _TEMPERATURES)
     temperature = twentieths / _PER_DEGREE
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
@@ -179,6 +180,7 @@ _NUMBERS: Final = {kind.value: number for number, kind in enumerate(_KINDS)}
 _CHAT: Final = _NUMBERS[Kind.CHAT]
 _PER_DEGREE: Final = 20.0
 _HOTTEST: Final = 2.0
+_TEMPERATURES: Final = 41
 _BINS_PER_E: Final = 2.0 / math.log(2.0)
 _SHORTEST: Final = 16
 _SHORTEST_TOKENS: Final = 256.0

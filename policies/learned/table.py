@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -65,7 +64,7 @@ class Kinds:
     def of(self, request: RequestFeatures) -> RequestKind:
         """Return the kind of a request."""
         bins = _bin(TEMPERATURES, request.temperature), _bin(OVERLAPS, request.overlap)
-        prompt, limit = bisect_right(PROMPTS, request.prompt_tokens), request.max_tokens
+        prompt, limit = _bin(PROMPTS, request.prompt_tokens), request.max_tokens
         bits = 0 if limit is None else 1 + min(64, limit.bit_length())
         mode = (0 if request.thinking is None else 1 if request.thinking else 2) + (3 if request.restricted else 0)
         number = (((bits * 16 + prompt) * 8 + bins[0]) * 8 + bins[1]) * 8 + mode
