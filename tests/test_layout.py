@@ -55,6 +55,7 @@ def test_imports_go_one_way(package: str) -> None:
     assert wrong == set()
 
 
+@pytest.mark.slow
 def test_policies_do_no_network_io_and_import_no_simulator() -> None:
     for path in modules("policies"):
         for name in imported(path):
@@ -62,6 +63,7 @@ def test_policies_do_no_network_io_and_import_no_simulator() -> None:
             assert not name.startswith("backends.simulator"), f"{path} imports {name}"
 
 
+@pytest.mark.slow
 def test_the_core_imports_no_room() -> None:
     core = (path for path in modules("gateway") if not path.is_relative_to(ROOT / "gateway/rooms"))
     wrong = {(path.name, name) for path in core for name in imported(path) if name.startswith("gateway.rooms.")}

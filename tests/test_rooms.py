@@ -72,6 +72,7 @@ def within(paths: list[str]) -> set[str]:
     return {name for name, path in modules().items() if any(path.is_relative_to(each) for each in paths)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_what_is_left_can_be_imported_without_a_room(room: str) -> None:
     gone = within(ROOMS[room])

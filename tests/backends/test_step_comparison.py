@@ -68,6 +68,7 @@ def found(comparison: StepComparison, *args: float, **options: float) -> list[fl
     return began
 
 
+@pytest.mark.slow
 def test_answers_that_show_what_the_engine_counts_differ_in_nothing() -> None:
     """Ten hours of traffic whose mix changes, and answers that last up to a minute."""
     assert [found(StepComparison(), seed, 1.0) for seed in range(10)] == [[]] * 10

@@ -57,6 +57,7 @@ def test_no_dashboard_names_a_data_source_and_ids_and_titles_differ() -> None:
     assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
 
 
+@pytest.mark.slow
 def test_expressions_use_only_existing_series() -> None:
     for place, expression in expressions():
         assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), place

@@ -11,6 +11,8 @@ import re
 import sys
 import tomllib
 
+import pytest
+
 from backends.launch.ports import free_port
 from tests.gateway.conftest import start_gateway
 from tests.support.deploy_tools import DEPLOY, ROOT, run
@@ -86,6 +88,7 @@ async def health_check(port: int) -> int:
     return await process.wait()
 
 
+@pytest.mark.slow
 async def test_the_health_check_detects_whether_the_gateway_answers() -> None:
     async with start_gateway() as running:
         assert await health_check(int(running.url.rpartition(":")[2])) == 0

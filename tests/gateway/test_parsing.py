@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.support.paths import ROOT
 
 _PARSERS: Final = frozenset(
@@ -115,6 +117,7 @@ def places(root: Path) -> Iterator[tuple[str, str, str]]:
                 yield str(path.relative_to(root)), around[-1].name if around else "", name
 
 
+@pytest.mark.slow
 def test_every_place_that_parses_is_listed_with_its_bound() -> None:
     found = {(file, function) for file, function, _ in places(ROOT / "gateway")}
     assert found == BOUNDS.keys()

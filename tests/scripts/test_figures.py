@@ -63,6 +63,7 @@ def test_names_that_one_side_lacks_are_errors(tmp_path: Path) -> None:
         filled({tmp_path: "0.8"}, {"name": "1"})
 
 
+@pytest.mark.slow
 def test_an_output_is_what_the_command_prints(tmp_path: Path) -> None:
     text = (
         "<!-- output -->\n```console\n$ gateway a \\\n  --b\nold\n\nlines\n```\nend\n```console\n$ gateway c\nd\n```\n"

@@ -23,6 +23,7 @@ def test_a_base_engine_loads_by_its_name_and_holds_long_requests(name: str) -> N
     assert calibration.acceptance(Method.EAGLE3, "code").by_position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prompt", "answer", "clients", "measured_ms"),
     [  # of silicon_sample.csv, ai-dynamo/aiconfigurator at 095f58a (Apache-2.0)

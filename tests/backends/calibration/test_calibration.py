@@ -58,6 +58,7 @@ def test_a_calibration_is_named_by_its_path_too_and_takes_methods_from_another(t
     assert mine.methods[Method.EAGLE3] == load_calibration(H100).methods[Method.EAGLE3].model_copy(update=taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "changed", "message"),
     [

@@ -263,6 +263,7 @@ async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> N
     await eventually(lambda: not bench.processes())
 
 
+@pytest.mark.slow
 async def test_an_engine_whose_spec_changes_is_started_anew_and_the_others_are_not(bench: Bench) -> None:
     spec = bench.spec()
     other = replace(bench.spec(), name="tiny/other")

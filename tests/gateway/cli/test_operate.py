@@ -27,6 +27,7 @@ async def gateway(running: Running, *line: str, url: str = "", key: str = ADMIN_
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 async def test_draining_and_resuming_a_replica() -> None:
     async with start_gateway(METHODS, {"name": "learned", "seed": 0}) as running:
         status, said, warned = await gateway(running, "drain", "lookup", "--wait")
@@ -100,6 +101,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     async with start_gateway(METHODS) as running:
         for line, how, message in WRONG:

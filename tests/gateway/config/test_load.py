@@ -557,6 +557,7 @@ class TestSchema:
     def test_the_committed_schema_is_up_to_date(self) -> None:
         assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
 
+    @pytest.mark.slow
     def test_it_refuses(self) -> None:
         small = yaml.safe_load(SMALL)
         assert validator().is_valid(small)

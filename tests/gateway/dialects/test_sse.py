@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n'
 
 
+@pytest.mark.slow
 @given(
     texts=st.lists(st.text(max_size=30), max_size=8),
     separator=st.sampled_from([b"\n\n", b"\r\n\r\n"]),

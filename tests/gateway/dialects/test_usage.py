@@ -52,6 +52,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(usage=json_values, metrics=json_values, details=json_values)
 def test_any_json_is_read_without_an_error(usage: Any, metrics: Any, details: Any) -> None:
     read_usage(usage)

@@ -42,6 +42,7 @@ REPORTED = [
 ]
 
 
+@pytest.mark.slow
 async def test_what_an_engine_reports_is_charged(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         for path, document, tokens in REPORTED:

@@ -43,6 +43,7 @@ async def test_what_prompts_hold_is_far_below_the_bound(gateway_of: Start) -> No
             assert running.upstreams["a"].seen[-1].body == sent
 
 
+@pytest.mark.slow
 async def test_the_bound_is_a_setting_and_bodies_that_are_no_json_have_none(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_values": 50_000}, paths=["/*"]) as running:
         few, many = ({"model": MODEL, "prompt": list(range(count))} for count in (49_000, 51_000))

@@ -199,6 +199,7 @@ async def test_a_baseline_has_a_token_a_step_however_chunks_are_joined() -> None
         assert ends.last.tokens_per_step == 1.0
 
 
+@pytest.mark.slow
 async def test_chunks_of_more_tokens_than_a_step_can_emit_are_no_evidence() -> None:
     engine = SteppingEngine(2, joined=3)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:

@@ -13,6 +13,7 @@ import pytest
 
 from backends import background
 from backends.health import Drain, State
+from backends.watch import Watch
 from gateway.config.pool_file import PoolFile
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
@@ -298,10 +299,10 @@ async def test_a_change_that_fails_leaves_everything_as_it_was(
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
         before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models")}
 
-        async def raising(*_: object) -> None:
+        async def raising(*_: object, **__: object) -> None:
             raise httpx.InvalidURL("a defect")
 
-        monkeypatch.setattr(running.gateway.pool, "probe", raising)
+        monkeypatch.setattr(Watch, "probe_now", raising)
         with pytest.raises(httpx.InvalidURL):
             await change(running, backends=backends_of(c), policy={"name": "random"})
         assert {name: getattr(running.gateway, name) for name in before} == before

@@ -31,6 +31,7 @@ async def load(running: Running, **adapters: list[str]) -> None:
         await running.until(lambda name=name, loaded=loaded: running.backend(name).engine.said.adapters == {*loaded})  # type: ignore[misc]
 
 
+@pytest.mark.slow
 async def test_a_request_goes_where_its_adapter_is_loaded(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
         response = await running.chat(model="sql")

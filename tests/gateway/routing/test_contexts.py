@@ -40,6 +40,7 @@ GOES_TO: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_request_goes_where_it_is_taken() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         await until_told(running, a=SHORT, b=LONG)
@@ -51,6 +52,7 @@ async def test_a_request_goes_where_it_is_taken() -> None:
             assert "".join(sorted({each.headers["x-gateway-backend"] for each in answers})) == goes_to, name
 
 
+@pytest.mark.slow
 async def test_it_goes_elsewhere_while_none_that_takes_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         with caplog.at_level(logging.WARNING):
@@ -112,6 +114,7 @@ async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:
         assert sum(len(each.seen) for each in running.upstreams.values()) == 1
 
 
+@pytest.mark.slow
 async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_engine_restarts() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         await until_told(running, b=LONG)

@@ -13,7 +13,6 @@ import pytest
 
 from backends.backend import Candidate, EngineChange
 from backends.health import State
-from backends.pool import Pool
 from backends.step_comparison import Difference
 from gateway.service.assembly import ReplicaEvents
 from policies import policy
@@ -86,6 +85,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(policy._REGISTRY, Broken.name, Broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["choose", "nowhere"])
 async def test_requests_of_a_failing_policy_are_routed_by_load(
     gateway_of: Start, how: str, caplog: pytest.LogCaptureFixture
@@ -179,8 +179,8 @@ async def test_any_other_defect_is_answered_with_500(
             raise AttributeError("a defect of the gateway")
 
         with monkeypatch.context() as patched:
-            # Neither class is compiled by mypyc, whose classes cannot be patched.
-            patched.setattr(Pool, "of", defect)
+            # The class is not compiled by mypyc, whose classes cannot be patched.
+            patched.setattr(Policy, "prices_limits", property(defect))
             answer = await running.chat()
             patched.setattr(Policy, "text_features", property(defect))
             early = await running.chat()

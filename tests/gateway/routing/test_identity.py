@@ -55,6 +55,7 @@ def _is_client(node: ast.expr) -> bool:
     return "client" in name.lower() or name in {"identify", "named", "with_id", "ANONYMOUS", "UNAUTHENTICATED"}
 
 
+@pytest.mark.slow
 def test_the_name_of_a_client_is_only_shown() -> None:
     assert Counter(uses()) == SHOWN
 
@@ -105,6 +106,7 @@ def _is_label(kept: Any) -> bool:
     return all(key == (NAME,) for key in kept if _has_name(key))
 
 
+@pytest.mark.slow
 async def test_no_key_sees_what_another_has_used_after_any_order_of_reloads(gateway_of: Start) -> None:
     rng, used, kept = random.Random(0), Counter[str](), ["alpha", "beta"]
     settings: dict[str, Any] = {"policy": {"name": "learned"}, "queue": {"max_in_flight_per_backend": 4}}

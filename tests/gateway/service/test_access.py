@@ -163,6 +163,7 @@ TWO: dict[str, Any] = {
 TWO[OTHER]["aliases"] = ["hidden-alias"]
 
 
+@pytest.mark.slow
 async def test_names_of_models_are_told_only_to_those_who_may_use_them(gateway_of: Start) -> None:
     keys = [{"name": "some", "key": "sk-some", "models": [MODEL]}, {"name": "all", "key": "sk-all"}]
     async with gateway_of({"a": "baseline"}, keys=keys, models=TWO) as running:

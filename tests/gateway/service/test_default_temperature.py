@@ -31,6 +31,7 @@ def test_a_calibration_comes_before_the_pool_file_which_is_reported(
     assert caplog.messages == ([said] if given == 0.9 else [])
 
 
+@pytest.mark.slow
 async def test_a_replica_elsewhere_is_asked_once_it_is_up_and_after_each_restart() -> None:
     temperature = 0.35
 

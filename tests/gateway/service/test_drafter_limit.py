@@ -143,6 +143,7 @@ def test_discovered_replicas_draft_as_asked_by_their_labels_or_their_source(tmp_
         assert [each.draft_depth for each in backends] == [draft_depth, True, False]
 
 
+@pytest.mark.slow
 def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
     line = ["check", "--config", str(pool_file(tmp_path, "speculative_config:", HEAD, "drafter_limit: 2048"))]
     printed = CliRunner().invoke(app, line).output
@@ -166,6 +167,7 @@ async def long_ones(wire: Wire) -> None:
     await wire.json(answer(wire.upstream.name) | {"usage": usage})
 
 
+@pytest.mark.slow
 async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on() -> None:
     async with start_gateway(METHODS, {"name": "learned"}, behaviour=long_ones, limits={"head": SHORT}) as running:
         for number in range(200):  # a quarter of them ends beyond the limit
@@ -216,6 +218,7 @@ async def images(wire: Wire) -> None:
     await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": tokens, "completion_tokens": 30}})
 
 
+@pytest.mark.slow
 async def test_images_end_no_engine_while_another_can_serve_them() -> None:
     async with start_gateway(METHODS, behaviour=images, limits=CRASH) as running:
 

@@ -73,6 +73,7 @@ def test_files_that_no_longer_answer_hold_up_no_request_and_no_end(kind: str, tm
             assert ("which hang" in command.printed()) is (kind == "mount")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tls.key", "tokenizer.json"])
 def test_a_fifo_at_the_start_is_named(name: str, tmp_path: Path) -> None:
     copied(make_pair(tmp_path / "pair"), tmp_path)

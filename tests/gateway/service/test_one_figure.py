@@ -84,6 +84,7 @@ def series(text: str, name: str) -> dict[str, float]:
     return {dict(re.findall(r'(\w+)="([^"]*)"', labels)).get(label, ""): float(value) for labels, value in rows}
 
 
+@pytest.mark.slow
 async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_MINUTE_S", 0.6)
     monkeypatch.setattr(model, "HOUR_MINUTES", 6)

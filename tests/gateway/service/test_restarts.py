@@ -56,6 +56,7 @@ class Changes(Listener):
         self.seen[change] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [(STARTED % (9, 7), STARTED % (12, 3)), (PAGE % 9, PAGE % 2), (b"", b"")])
 async def test_a_longer_context_after_a_restart_is_known(pages: tuple[bytes, bytes]) -> None:
     async with start_gateway({"a": "baseline"}) as running:
@@ -85,6 +86,7 @@ async def test_a_usage_that_cannot_be_has_the_engine_asked_again() -> None:
         await running.until(lambda: running.backend("a").engine.said.context_tokens == 32_768)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),
     [("model", "serves other, not m: start it with"), ("key", "/v1/models answered 401: set the backend's api_key")],
@@ -124,6 +126,7 @@ async def test_what_a_client_has_asked_for_itself_is_its_own_answer() -> None:
         assert {backend.health.state for backend in running.gateway.pool} == {State.UP}
 
 
+@pytest.mark.slow
 async def test_several_engines_behind_one_address(caplog: pytest.LogCaptureFixture) -> None:
     pages = cycle((STARTED % (900, 7), STARTED % (20, 3)))
 

@@ -41,6 +41,7 @@ async def served_by(running: Running, count: int = 6, text: str = "hi") -> list[
     return [each.headers["x-gateway-backend"] for each in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [PAGE % (0, 0.0), PAGE % (1, 0.5)])
 async def test_an_engine_that_stands_still_is_out_until_it_answers(
     page: bytes, caplog: pytest.LogCaptureFixture
@@ -64,6 +65,7 @@ async def _is_back(running: Running, name: str) -> bool:
     return name in await served_by(running, 2)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_computes_a_long_prompt_does_not_stand_still() -> None:
     """In parts, of which its KV cache shows each; or in one step, until which it shows nothing."""
     async with started() as running:
@@ -88,6 +90,7 @@ async def test_an_engine_that_computes_a_long_prompt_does_not_stand_still() -> N
         assert [(await each).headers.get("x-gateway-retried-from") for each in (short, long)] == [None, None]
 
 
+@pytest.mark.slow
 async def test_an_engine_that_sleeps_gets_no_requests() -> None:
     async with started() as running:
         a = running.upstreams["a"]
@@ -100,6 +103,7 @@ async def test_an_engine_that_sleeps_gets_no_requests() -> None:
         await running.until_up("a")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_paused_gets_no_requests_where_it_tells() -> None:
     async with started() as running:
         a = running.upstreams["a"]

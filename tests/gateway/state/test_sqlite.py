@@ -81,6 +81,7 @@ def test_a_corrupt_file_is_renamed_at_start(
     fresh.store.close()
 
 
+@pytest.mark.slow
 def test_a_file_corrupted_while_in_use_is_renamed(path: Path, member: Member) -> None:
     # More rows than fit into SQLite's page cache.
     for number in range(3000):

@@ -122,6 +122,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "whole"), [(6.0, False), (6.0, True), (25.0, False)], ids=["even", "whole", "overload"]
 )
@@ -147,6 +148,7 @@ def test_step_times_are_found_again_in_what_was_recorded(hidden: str, config: Pa
             assert ours == pytest.approx(truth, rel=0.12)
 
 
+@pytest.mark.slow
 def test_the_error_stands_beside_each_result(hidden: str, config: Path, tmp_path: Path) -> None:
     trace, page, rules = (tmp_path / name for name in ("t.jsonl", "p.html", "rules.yaml"))
     write_trace(trace, recorded(hidden, 400, 6.0))
@@ -184,6 +186,7 @@ def test_a_plan_goes_by_what_was_recorded_of_the_present_pool(hidden: str, confi
     assert len(load_pool(out).models["m"].backends) == 2
 
 
+@pytest.mark.slow
 def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, config: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     known = recorded(hidden, 300, 6.0)

@@ -137,6 +137,7 @@ def test_goodput_counts_the_requests_that_keep_their_bounds(pool: Path, tmp_path
     assert one["slo_kept"] == pytest.approx(one["requests"] / few["requests"])  # what fails keeps nothing
 
 
+@pytest.mark.slow
 def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path: Path) -> None:
     assert (
         invoked.refused("replay", untimed, "--config", pool)
@@ -155,6 +156,7 @@ def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path:
     assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # a single request needs no rate
 
 
+@pytest.mark.slow
 def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> None:
     given = ("{name: static, backend: head}", "oracle", "{name: static, backend: tree}")
     options = [word for policy in given for word in ("--policy", policy)]

@@ -72,6 +72,7 @@ def test_an_unknown_output_format_is_refused_with_the_known_ones(trace: Path, tm
     assert "|".join(WRITTEN_FORMATS) in shown
 
 
+@pytest.mark.slow
 def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     printed, _ = run("show", trace, "--json", figures)

@@ -25,6 +25,7 @@ def some(count: int, begin: int = 0) -> list[TraceRecord]:
     ]
 
 
+@pytest.mark.slow
 def test_a_recording_cut_short_anywhere_is_read_up_to_its_last_complete_frame(tmp_path: Path) -> None:
     records = some(9)
     packer = zstandard.ZstdCompressor(write_checksum=True)

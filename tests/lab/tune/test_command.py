@@ -58,6 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pool, trace
 
 
+@pytest.mark.slow
 def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path], tmp_path: Path) -> None:
     pool, trace = files
     out = tmp_path / "rules.yaml"

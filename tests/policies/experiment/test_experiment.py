@@ -138,6 +138,7 @@ def test_the_better_arm_is_found_and_what_comparing_costs() -> None:
     assert cost.low < 1.0 < cost.high
 
 
+@pytest.mark.slow
 def test_arms_that_are_equal_are_said_to_be() -> None:
     verdict = verdict_of(Stand(seed=1).run(180), 0.045)
     assert verdict.stage is Stage.ALIKE
@@ -238,6 +239,7 @@ def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
     assert "0.3 times the work of those of head" in verdict.sentence or "3.0 times the work" in verdict.sentence
 
 
+@pytest.mark.slow
 def test_a_few_long_requests_are_no_harm() -> None:
     """With six requests of an arm in a block, one arm takes twice as long as the other by chance."""
     stand = Stand(seed=3)

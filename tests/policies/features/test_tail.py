@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_overlap_of_text_is_the_share_of_repeated_16_byte_runs(text: str) -> Non
     assert abs(overlap_of_text(text) - counted(text.encode("utf-8", "surrogatepass"), 16)) < 1e-12
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=40))
 def test_overlap_of_ids_is_the_share_of_repeated_3_grams(ids: list[int]) -> None:
     assert abs(overlap_of_ids(ids) - counted(ids, 3)) < 1e-12

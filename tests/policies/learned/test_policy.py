@@ -271,6 +271,7 @@ def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str,
     assert len(in_words(pool.policy.known, pool.backends)) == len(in_words(taught().policy.known, pool.backends))
 
 
+@pytest.mark.slow
 def test_the_rules_are_few_of_however_many_kinds() -> None:
     pool, rng = Pool(), Random(1)
     for number in range(80):

@@ -46,6 +46,7 @@ def plain_replay(prompt: list[int], output: list[int], k: int, min_n: int, max_n
     return emitted, drafted
 
 
+@pytest.mark.slow
 @given(TOKENS, TOKENS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.integers(20, 90))
 @settings(max_examples=300, deadline=None)
 def test_ngram_replay_equals_the_simple_implementation(

@@ -45,6 +45,7 @@ def totals(steps: list[EngineStep]) -> dict[int, int]:
     return tokens_by_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", calibration_names())
 @pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
 def test_step_times_follow_the_formula_with_every_calibration(name: str, method: Method) -> None:
@@ -313,6 +314,7 @@ def test_virtual_time_agrees_with_stepping_by_hand(
     assert [done.output_tokens for done in completions] == [script.output_tokens for _, script in arrivals]
 
 
+@pytest.mark.slow
 def test_completions_count_preemptions_and_cached_tokens() -> None:
     rng = np.random.default_rng(5)
     parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)

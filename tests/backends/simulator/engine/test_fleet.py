@@ -100,6 +100,7 @@ def test_the_least_delay_counts_the_steps_shared_with_requests_in_flight() -> No
     assert max(map(len, in_flight)) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [1, 940, 1900])  # below, between and above the contexts
 @pytest.mark.parametrize(
     "progress", [None, Progress(output_tokens=(20, 60, 150), logit_shifts=(-0.5, 0.9, 0.2), source="made up")]

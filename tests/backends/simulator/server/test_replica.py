@@ -84,6 +84,7 @@ def text_of(answer: Any) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -32,6 +32,7 @@ def text_of(model: TargetModel, writing: Writing) -> str:
     return model.tokenizer.decode(writing.ids)
 
 
+@pytest.mark.slow
 def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     answer = ask(model, f"Repeat this code exactly:\n```python\n{SOURCE}\n```", limit=4000)
     assert text_of(model, answer) == f"```python\n{SOURCE}\n```"

@@ -174,6 +174,7 @@ def test_a_method_whose_drafts_are_refused_loses_against_the_baseline_beside_it(
     assert "method: baseline # draft_model" in finding.change
 
 
+@pytest.mark.slow
 def test_a_sound_pool_gets_no_advice_and_neither_do_too_few_answers() -> None:
     case = case_of("eagle3, k = 3, sound")
     assert advise(play(case, case.members, seed=1).evidence) == []

@@ -33,6 +33,7 @@ def modes_of(folder: Path) -> set[int]:
     return {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
+@pytest.mark.slow
 async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
     names = [f"line {number}" for number in range(30)]
     async with batches(tmp_path) as running, client_of(running) as client:
@@ -62,6 +63,7 @@ async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
         assert modes_of(tmp_path) == {0o600}
 
 
+@pytest.mark.slow
 async def test_lines_for_an_adapter_run_where_it_is_loaded(tmp_path: Path) -> None:
     async with batches(tmp_path) as running, client_of(running) as client:
         running.upstreams["b"].adapters = ["sql"]
@@ -106,6 +108,7 @@ async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Pa
         assert not any(upstream.seen for upstream in running.upstreams.values())
 
 
+@pytest.mark.slow
 async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) -> None:
     busy = {"left": 3}
 
@@ -149,6 +152,7 @@ async def test_cancel(tmp_path: Path) -> None:
             await client.batches.cancel(batch.id)
 
 
+@pytest.mark.slow
 async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> None:
     released = asyncio.Event()
 
@@ -175,6 +179,7 @@ async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> No
         assert sorted(each["custom_id"] for each in output) == names
 
 
+@pytest.mark.slow
 async def test_a_replica_with_requests_of_others_has_one_line(tmp_path: Path) -> None:
     released = asyncio.Event()
 
@@ -195,6 +200,7 @@ async def test_a_replica_with_requests_of_others_has_one_line(tmp_path: Path) ->
         assert await running.counted("gateway_requests_total", outcome="cancelled") == 0
 
 
+@pytest.mark.slow
 async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WINDOW_S", 2)
     lines = jsonl(line("first"), *(line(f"held {number}") for number in range(3)))
@@ -208,6 +214,7 @@ async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pyt
         assert {each["error"]["code"] for each in errors} == {"batch_expired"}
 
 
+@pytest.mark.slow
 async def test_another_key_sees_nothing(tmp_path: Path) -> None:
     keys = [KeySettings(name=name, key=f"key-{name}") for name in ("ours", "theirs")]
     async with batches(tmp_path, keys=keys) as running:
@@ -272,6 +279,7 @@ def kept_answers(folder: Path) -> list[bytes]:
     return [each for _, each in Notes(Storage(folder), str(path.relative_to(folder))).answers()]
 
 
+@pytest.mark.slow
 async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tmp_path: Path) -> None:
     released = asyncio.Event()
 
@@ -342,6 +350,7 @@ def test_lines_have_no_share() -> None:
     assert of_asks.backends_for(Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
 
 
+@pytest.mark.slow
 def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     lines = (jsonl(line(str(number), user="x" * 50_000)) for number in range(1000))

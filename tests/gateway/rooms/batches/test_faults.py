@@ -66,6 +66,7 @@ async def answers_of(client: openai.AsyncOpenAI, batch: Any) -> dict[str, dict[s
     return {each["custom_id"]: each for each in answers}
 
 
+@pytest.mark.slow
 async def test_after_any_order_of_reloads_a_key_sees_its_own_only(tmp_path: Path) -> None:
     """The names are those of places, so that each reload gives the name of one key to another."""
     names = "abc"
@@ -90,6 +91,7 @@ async def test_after_any_order_of_reloads_a_key_sees_its_own_only(tmp_path: Path
             await client.close()
 
 
+@pytest.mark.slow
 async def test_a_batch_whose_key_is_gone_fails_and_never_runs_as_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ async def test_bodies_are_bounded_before_they_are_read(tmp_path: Path) -> None:
             assert (await running.client.post("/v1/batches", content=body)).status_code in {400, 404, 413}
 
 
+@pytest.mark.slow
 async def test_an_error_of_a_line_is_that_lines(tmp_path: Path) -> None:
     poison = {
         **{
@@ -183,6 +186,7 @@ def test_what_may_be_otherwise_another_time_is_not_the_end_of_a_line() -> None:
     assert Answer(404, b"", "", "").is_final, "the gateway itself says so"
 
 
+@pytest.mark.slow
 async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path) -> None:
     async def behave(wire: Wire) -> None:
         if b"refused" in wire.seen.body:
@@ -209,6 +213,7 @@ async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path) -> 
             assert len(await answers_of(poison, await ended(poison, batch.id, "cancelled"))) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [404, 500])
 async def test_what_is_one_engines_fault_is_no_answer_to_a_line(tmp_path: Path, status: int) -> None:
     async def behave(wire: Wire) -> None:
@@ -253,6 +258,7 @@ async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.
     assert sum("open/stray cannot be read" in each.message for each in caplog.records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize("status", ["failed", "expired"])
 async def test_a_batch_whose_file_is_taken_away_ends_and_keeps_its_answers(
@@ -292,6 +298,7 @@ async def test_a_full_place_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     assert not leftovers(tmp_path)
 
 
+@pytest.mark.slow
 async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails is tried again; no line runs twice for it."""
     append, is_full = Storage.append, {"now": False}
@@ -319,6 +326,7 @@ async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: 
         assert seen_of(running) == Counter("abcd")
 
 
+@pytest.mark.slow
 async def test_a_batch_that_a_folder_does_not_list_for_a_moment_keeps_its_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +369,7 @@ async def test_a_list_goes_on_after_what_was_deleted_meanwhile(tmp_path: Path) -
         assert [each.id for each in ascending.data] == ids[3:]
 
 
+@pytest.mark.slow
 async def test_lines_keep_the_limits_of_their_key(tmp_path: Path) -> None:
     """Each line costs 10 tokens; the key may have 50 a minute, of which lines leave half."""
     keys = [*keys_of("a", tokens_per_minute=50), KeySettings(name="b", key="sk-b", batch_tokens_per_day=40)]
@@ -393,6 +402,7 @@ async def test_no_line_comes_before_requests(tmp_path: Path, sent: bytes) -> Non
         assert seen.body == body.replace(sent, b"0")
 
 
+@pytest.mark.slow
 async def test_lines_are_begun_that_can_end(tmp_path: Path) -> None:
     """Lines of half a second beside a request of 20 ms twice a second: each runs about once."""
 

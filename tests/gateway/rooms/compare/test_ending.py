@@ -37,6 +37,7 @@ from tests.gateway.rooms.compare.support import (
 )
 
 
+@pytest.mark.slow
 async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         for harm, sentence in (
@@ -55,6 +56,7 @@ async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_
             assert "start b0, b1 as a0" in ended["change"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["replica", "policy"])
 async def test_a_comparison_of_what_is_no_longer_there_ends(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +99,7 @@ async def test_a_comparison_ends_once(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (await found(gateway))["stage"] == "alike"
 
 
+@pytest.mark.slow
 async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -112,6 +115,7 @@ async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
         del gateway.gateway.models["broken"]
 
 
+@pytest.mark.slow
 async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
     async with with_state(tmp_path, methods) as gateway:
@@ -157,6 +161,7 @@ def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) ->
     assert block_for(mean_s) == block_s
 
 
+@pytest.mark.slow
 async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_asked_for(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         assert (await gateway.chat()).status_code == 200
@@ -170,6 +175,7 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
             await stop(gateway)
 
 
+@pytest.mark.slow
 async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         assert (await gateway.chat()).status_code == 200
@@ -186,6 +192,7 @@ async def test_what_was_seen_stays_when_traffic_gets_slower_by_and_by(tmp_path: 
             assert (await found(gateway))["blocks"] == blocks
 
 
+@pytest.mark.slow
 async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         present = await begin(gateway, whole=True)
@@ -197,6 +204,7 @@ async def test_a_comparison_of_quiet_and_busy_hours_takes_all_of_its_time(tmp_pa
         assert (await found(gateway))["sentence"].startswith("eagle3 takes ")
 
 
+@pytest.mark.slow
 async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         present = await begin(gateway, block_s=None)
@@ -210,6 +218,7 @@ async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_pat
         await until_stage(gateway, "over")
 
 
+@pytest.mark.slow
 async def test_blocks_with_too_few_requests_are_made_longer_until_they_can_be_no_longer(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         present = await begin(gateway, block_s=None)
@@ -227,6 +236,7 @@ def _has_blocks_of(gateway: Running, block_s: float) -> bool:
     return comparisons(gateway)[0].plan.block_s == block_s
 
 
+@pytest.mark.slow
 async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         comparing = room_of(gateway)
@@ -250,6 +260,7 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
         assert rules() == ["comparing"], "no replica serves any more as the other arm did"
 
 
+@pytest.mark.slow
 async def test_what_to_change_is_not_taken_from_a_replica_that_serves_otherwise_by_now(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         teach(await begin(gateway), baseline=0.01, eagle3=0.008)

@@ -39,6 +39,7 @@ from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
 
 
+@pytest.mark.slow
 async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         assert await found(gateway) == {}
@@ -87,6 +88,7 @@ async def test_a_decision_names_its_arm_and_how_likely_it_was(tmp_path: Path) ->
             assert sum(decision.propensities) == 0.5 * sum(alone.propensities)
 
 
+@pytest.mark.slow
 async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path: Path) -> None:
     async with with_state(tmp_path) as gateway:
         await begin(gateway, until=0.0)
@@ -135,6 +137,7 @@ def test_a_report_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "name one with --model: m, n" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["better", "worse", "alike", "another", "taken"])
 async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) -> None:
     is_better = then == "better"
@@ -166,6 +169,7 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
         assert (gateway.backend("b").health.state is State.UP) is is_better
 
 
+@pytest.mark.slow
 async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
     async with with_state(tmp_path, methods) as gateway:
@@ -214,6 +218,7 @@ async def test_the_depth_stands_in_the_body_that_the_engine_gets(
         assert set(asked) == {0, 3}
 
 
+@pytest.mark.slow
 async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(tmp_path: Path) -> None:
     async with with_state(tmp_path, policy={"name": "learned"}) as gateway:
         for wrong, problem in (
@@ -252,6 +257,7 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         assert not comparing.findings(MODEL), "it was followed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "void_s"),
     [({}, 0.0), ({"for_s": 1.0}, 300.0), ({"a": "", "b": "", "policies": ["learned", "least_loaded"]}, 0.0)],
@@ -282,6 +288,7 @@ def _is_another(gateway: Running, before: Comparison) -> bool:
     return comparisons(gateway)[0] is not before
 
 
+@pytest.mark.slow
 async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path) -> None:
     methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
     compare = {"every_s": 0.001, "until": 0.5}
@@ -299,6 +306,7 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
 
 
+@pytest.mark.slow
 async def test_why_nothing_is_compared_by_itself_is_said(tmp_path: Path) -> None:
     async with with_state(tmp_path, compare={"a": "nope", "b": "b0"}) as gateway:
 
@@ -313,6 +321,7 @@ async def test_why_nothing_is_compared_by_itself_is_said(tmp_path: Path) -> None
         await eventually_async(partial(says, f"{MODEL}, running", not_yet=False))
 
 
+@pytest.mark.slow
 async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
     methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
     async with with_state(tmp_path, methods, compare={"every_s": 0.001}) as gateway:

@@ -40,6 +40,7 @@ async def test_a_public_dashboard_is_read_without_a_key() -> None:
         assert (await running.client.request("GET", SNAPSHOT, content=b"body")).status_code == 400
 
 
+@pytest.mark.slow
 async def test_a_disabled_dashboard_is_not_there() -> None:
     async with start_gateway(dashboard={"enabled": False, "public": True}) as running:
         for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):

@@ -50,6 +50,7 @@ async def fleet_findings(running: Running) -> list[dict[str, str]]:
     return [each for each in advised["findings"] if each["rule"] == "fleet"]
 
 
+@pytest.mark.slow
 async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gateway.rooms.slo_classes", reason="which judges")
     change, missing = model.ModelFleet._change, list[str]()
@@ -86,6 +87,7 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monke
         assert (await asked(running, method="ngarm")).status_code == 404, "not 0 of them"
 
 
+@pytest.mark.slow
 async def test_of_targets_that_no_number_keeps_it_says_so() -> None:
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 0.01}}
     async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
@@ -121,6 +123,7 @@ async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
         assert found.findings(MODEL) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "missing"),
     [({"name": "learned", "seed": 0}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")],
@@ -139,6 +142,7 @@ async def test_without_targets_nothing_is_said(policy: dict[str, object], missin
         assert (await running.admin("dashboard/snapshot"))["models"][0]["load"] is None
 
 
+@pytest.mark.slow
 async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:
     async with start_gateway() as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))

@@ -155,6 +155,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", ATTACKS.values(), ids=ATTACKS.keys())
 async def test_what_one_engine_sends_delays_the_events_of_no_other(
     frames: list[bytes], engine: Publisher, other: Publisher

@@ -125,6 +125,7 @@ async def test_a_message_that_is_none_is_refused() -> None:
         assert proxy.in_flight() == IDLE
 
 
+@pytest.mark.slow
 async def test_requests_whose_calls_are_reset_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with serving({}) as (proxy, _, channel):
         for _ in range(20):

@@ -183,6 +183,7 @@ async def end_early(wire: Wire) -> None:
     await wire.end_stream()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [end_with_error, end_aborted, end_without_a_reason, end_within_an_event, end_early])
 async def test_other_ends_of_a_stream_are_as_good_as_a_cut(end: Callable[[Wire], Any]) -> None:
     async with start_gateway() as running:
@@ -191,6 +192,7 @@ async def test_other_ends_of_a_stream_are_as_good_as_a_cut(end: Callable[[Wire],
         assert await rescues(running) == {"a complete": 1}
 
 
+@pytest.mark.slow
 async def test_a_stream_outlives_two_backends_but_not_three() -> None:
     methods = {**THREE, "d": "baseline"}
     async with start_gateway(methods) as running:

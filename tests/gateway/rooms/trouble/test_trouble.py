@@ -78,6 +78,7 @@ def taken(running: Running, name: str, fields: dict[str, Any]) -> int:
     return sum(fields.keys() <= seen.json.keys() for seen in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "fault", "fields"),
     [
@@ -133,6 +134,7 @@ def test_what_may_bend_or_cut_an_answer_is_no_evidence() -> None:
         assert not is_engines_own(changed, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own", [{"stop": ["}"]}, {"headers": {"x-gateway-method": "eagle3"}}, {}], ids=["stop", "headers", "nothing"]
 )
@@ -160,6 +162,7 @@ async def test_what_one_key_asks_for_takes_no_replica_from_another(own: dict[str
         assert taken(running, "b", JSON) - before >= 5
 
 
+@pytest.mark.slow
 async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise() -> None:
     """Of two with the method that failed and one without, that one gets every retry."""
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
