@@ -142,6 +142,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert card["max_model_len"] == backend.engine.said.context_tokens == 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
@@ -238,6 +239,7 @@ async def test_a_replica_that_hangs_is_found_by_a_process_that_is_always_late() 
         await eventually(is_down)
 
 
+@pytest.mark.slow
 async def test_a_failure_wakes_the_probe() -> None:
     async with running_pool(rules=replace(RULES, interval_s=60.0)) as (pool, backend, upstream):
         await eventually(lambda: backend.health.state is State.UP)

@@ -41,6 +41,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [(command, options, message) for options, message, commands in WRONG for command in commands],

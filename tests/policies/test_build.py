@@ -51,6 +51,7 @@ def test_a_policy_is_wrapped_only_if_its_settings_ask_for_it() -> None:
     assert _guarded("thresholds", outlier_ejection=True).statistics is not None
 
 
+@pytest.mark.slow
 def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
     policy, pool, rng = _guarded("static", method="eagle3", guardrail=BLOCKS), _pool(), np.random.default_rng(1)
     now_s = 1_000_000.0

@@ -118,6 +118,7 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
     return run_closed_loop(fleet, scripts, concurrency).tokens_per_s
 
 
+@pytest.mark.slow
 def test_the_speedup_of_eagle_alone_is_the_published_one() -> None:
     """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1."""
     eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, 1)

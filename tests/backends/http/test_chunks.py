@@ -35,6 +35,7 @@ async def received(pieces: list[bytes]) -> Recorder:
     return recorder
 
 
+@pytest.mark.slow
 async def test_chunks_are_the_same_wherever_they_are_cut() -> None:
     chunks = b"".join(CHUNKS) + LAST
     for cuts in combinations(range(len(chunks) + 1), 3):

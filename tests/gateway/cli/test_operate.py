@@ -114,6 +114,7 @@ async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[s
         assert "does not know /admin/of-tomorrow: it is no gateway, or older" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_a_prompt_of_any_bytes_is_sent() -> None:
     async with start_gateway(METHODS) as running:
         status, _, error = await gateway(running, "explain", "\udcff", "--model", MODEL)

@@ -571,6 +571,7 @@ class TestSchema:
         for change in ({"sever": {}}, {"server": {"port": 70000}}, {"keys": [5]}, {"models": {}}):
             assert not validator().is_valid({**small, **change}), change
 
+    @pytest.mark.slow
     def test_it_accepts_variables_plain_keys_and_extension_keys(self) -> None:
         pool = {**yaml.safe_load(SMALL), "server": {"port": "${PORT:-1}"}, "keys": ["a", {"name": "b"}], "x-own": [1]}
         assert list(validator().iter_errors(pool)) == []

@@ -138,6 +138,7 @@ def _often_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SWEEP_S", 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_often_swept")
 async def test_a_client_that_stalls_its_body_is_refused() -> None:
     async with serving(Echo(), ServerLimits(stall_s=0.3)) as served:

@@ -160,6 +160,7 @@ async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engin
         assert await running.counted("gateway_output_tokens_total") == 8 * 50 + tokens + 6
 
 
+@pytest.mark.slow
 async def test_an_answer_too_long_to_be_held_is_charged(gateway_of: Start) -> None:
     message = {"role": "assistant", "content": "x" * MAX_HELD_BYTES}
     document = {"choices": [{"index": 0, "message": message}]}

@@ -54,6 +54,7 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
             assert (await raw.answer())[0] == (401 if sent is wrong else 200)
 
 
+@pytest.mark.slow
 async def test_whether_there_is_a_body_is_judged_for_each_request(gateway_of: Start) -> None:
     options = b"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
     health = b"GET /health HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
@@ -68,6 +69,7 @@ async def test_whether_there_is_a_body_is_judged_for_each_request(gateway_of: St
         assert [seen.body for seen in running.upstreams["a"].seen] == [b""] * 2
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)

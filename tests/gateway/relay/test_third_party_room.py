@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gateway.gateway import rooms
 from tests.gateway.conftest import start_gateway
 from tests.support.installed_module import installed
@@ -42,6 +44,7 @@ class _Follower:
 """
 
 
+@pytest.mark.slow
 async def test_a_room_of_another_package_follows_exchanges(tmp_path: Path) -> None:
     entry = "counting = counting_room:Counting"
     with installed(tmp_path, "counting_room", ROOM, entry, group="speculation_gateway.rooms"):

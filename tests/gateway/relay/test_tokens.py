@@ -132,6 +132,7 @@ async def test_an_engine_that_has_been_started_anew_is_looked_at_anew() -> None:
         assert other.asked == 0
 
 
+@pytest.mark.slow
 async def test_what_is_left_alone_if_engines_are_not_to_be_asked(tmp_path: Path) -> None:
     engine = SteppingEngine(PER_STEP)
     recorder = {"path": str(tmp_path / "trace"), "text": "none", "flush_s": 0.1}
@@ -212,6 +213,7 @@ async def test_chunks_of_more_tokens_than_a_step_can_emit_are_no_evidence() -> N
             assert (ends.last.output_tokens, ends.last.tokens_per_step) == (TOKENS, expected)
 
 
+@pytest.mark.slow
 async def test_without_any_usage_the_counters_of_the_engine_say_what_a_chunk_holds() -> None:
     engine = SteppingEngine(PER_STEP)
     async with start_gateway({"a": "ngram"}, behaviour=engine, ask_usage=False) as running:

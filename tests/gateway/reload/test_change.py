@@ -309,6 +309,7 @@ async def test_a_change_that_fails_leaves_everything_as_it_was(
         assert await names(running) == {"a", "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks", ["on_change", "on_ready", "follow", "set_present"])
 async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
     gateway_of: Start, breaks: str, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ async def test_a_request_goes_where_its_adapter_is_loaded(gateway_of: Start) -> 
         assert (await running.chat(model="sql")).status_code == 503, "it is known, and its only replica is down"
 
 
+@pytest.mark.slow
 async def test_a_key_is_bound_to_adapters_or_to_models_with_theirs(gateway_of: Start) -> None:
     keys = [
         {"name": "one", "key": "sk-1", "adapters": ["sql"]},
@@ -68,6 +69,7 @@ async def test_a_key_is_bound_to_adapters_or_to_models_with_theirs(gateway_of: S
                 assert status == (200 if name in allowed else 404), (key, name)
 
 
+@pytest.mark.slow
 async def test_a_configured_name_is_not_taken_by_an_adapter(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
         await load(running, a=[MODEL + "-x", MODEL])
@@ -75,6 +77,7 @@ async def test_a_configured_name_is_not_taken_by_an_adapter(gateway_of: Start) -
         assert await models(running) == {MODEL: None, MODEL + "-x": MODEL}
 
 
+@pytest.mark.slow
 async def test_a_list_without_end_harms_nobody(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
         names = ["x" * 300, *[f"adapter-{number}" for number in range(3000)]]

@@ -79,6 +79,7 @@ async def until_told(running: Running, **tokens: int) -> None:
     await running.until(lambda: all(running.backend(n).engine.said.context_tokens == t for n, t in tokens.items()))
 
 
+@pytest.mark.slow
 async def test_what_one_refuses_for_its_length_goes_to_one_with_more_room() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram", "c": "ngram"}) as running:
         await until_told(running, a=SHORT, b=SHORT, c=LONG)
@@ -177,6 +178,7 @@ def test_a_range_of_contexts_is_a_wish(tokens: int, ranges: dict[str, tuple[int,
     assert "".join(each.name for each in nearest(request, backends)) == kept
 
 
+@pytest.mark.slow
 async def test_who_names_a_backend_is_told_what_all_take() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         await until_told(running, a=SHORT, b=LONG)

@@ -77,6 +77,7 @@ async def test_a_response_that_no_engine_holds_is_said_to_be_lost(gateway_of: St
         assert (await ask(running)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_the_client_hears_with_which_replica_its_response_was_lost(gateway_of: Start) -> None:
     async with gateway_of(THREE, behaviour=storing()) as running:
         first = (await ask(running)).json()

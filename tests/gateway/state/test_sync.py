@@ -127,6 +127,7 @@ async def test_a_redis_that_hangs_does_not_block_the_event_loop(three: list[Gate
         await eventually(lambda: all(gateway.known == (2.0, 6.0) for gateway in three))
 
 
+@pytest.mark.slow
 async def test_stopping_does_not_wait_for_a_hanging_redis(three: list[Gateway], failing: RedisServer) -> None:
     async with asyncio.timeout(15.0):
         async with running(*three):

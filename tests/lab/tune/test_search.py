@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
+
 from lab.tune.search import numbers, search, with_numbers
 from policies.rules.policy import ThresholdSettings
 
@@ -50,6 +52,7 @@ def distance(settings: ThresholdSettings) -> float:
     return 1.0 + abs(numbers(settings)[OVERLAP] - 0.3)
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_better_number_and_keeps_those_that_do_not_help() -> None:
     seen: list[ThresholdSettings] = []
 

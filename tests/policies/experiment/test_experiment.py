@@ -124,6 +124,7 @@ def test_settings_that_rotate_have_every_group_in_turn() -> None:
         assert all(plan.arm_of(0, number) != plan.arm_of(1, number) for number in range(start, start + 3))
 
 
+@pytest.mark.slow
 def test_the_better_arm_is_found_and_what_comparing_costs() -> None:
     evidence = Stand(ratio=0.9).run(90)
     assert set(evidence.blocks[min(evidence.blocks)]) <= {"plain", "head", USUAL}
@@ -229,6 +230,7 @@ def test_an_arm_that_does_not_keep_up_is_found_though_no_block_is_long_enough_fo
     assert "times as long as those of plain, in each of the last blocks" in verdict.sentence
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
     stand = Stand(seconds=0.2)
     assert stand.run(20).times_the_work("plain", "head") == 1.0

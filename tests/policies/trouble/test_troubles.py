@@ -188,6 +188,7 @@ def test_the_price_is_what_is_lost_and_another_try() -> None:
     assert costs == [1.0, 0.9, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_where_nothing_is_safe_nothing_changes() -> None:
     members = [backend(name, Method.EAGLE3, 3) for name in "abcd"]
     world = World(where(0.4, "tools", "abcd"), members=members)

@@ -113,6 +113,7 @@ def test_a_stream_says_what_a_whole_answer_says(urls: dict[str, str], path: str,
         assert json.loads(whole) == CALLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [("auto", "tool_calls"), ("required", "tool_calls"), ({"function": {"name": "get_weather"}}, "stop")],

@@ -40,6 +40,7 @@ def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     assert answer.kind is Kind.CODE
 
 
+@pytest.mark.slow
 def test_copies_are_less_exact_at_higher_temperature(model: TargetModel) -> None:
     question = f"Repeat this code exactly:\n```python\n{SOURCE}\n```"
     lines = SOURCE.splitlines()

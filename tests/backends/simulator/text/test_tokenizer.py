@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Thread
 from time import sleep
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def test_every_text_round_trips(text: str) -> None:
     assert tokens.decode(tokens.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_others_run_while_a_long_text_is_encoded() -> None:
     thread, rounds = Thread(target=tokens.encode, args=("word " * 200_000,)), 0
     thread.start()

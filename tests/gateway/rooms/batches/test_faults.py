@@ -231,6 +231,7 @@ async def test_what_is_one_engines_fault_is_no_answer_to_a_line(tmp_path: Path, 
         assert max(seen_of(running).values()) <= 3
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with batches(tmp_path) as running, client_of(running) as client:
         first = await ended(client, (await begin(client, jsonl(line("first")))).id)
@@ -284,6 +285,7 @@ async def test_a_batch_whose_file_is_taken_away_ends_and_keeps_its_answers(
         assert (await answers_of(client, batch)).keys() == {"quick"}
 
 
+@pytest.mark.slow
 async def test_a_full_place_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     async with batches(tmp_path, batches={"max_total_mib": 1.0}) as running, client_of(running) as client:
         file = await client.files.create(file=("in.jsonl", b"x" * 900_000), purpose="batch")

@@ -134,6 +134,7 @@ async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) ->
         assert (advice["gain"], advice["change"]) == (None, ended["change"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("for_s", "asked", "block_s"),
     [(7200.0, None, 10.0), (86_400.0, None, 85.0), (86_400.0, 10.0, 85.0), (None, 900.0, 900.0)],

@@ -103,6 +103,7 @@ async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path
         assert "Nothing of m is being compared." in again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "problem"),
     [

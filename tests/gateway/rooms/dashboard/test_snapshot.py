@@ -44,6 +44,7 @@ async def test_the_past_and_the_present_are_those_of_the_counters() -> None:
         assert backends_of(found)["a"]["state"] == "up"
 
 
+@pytest.mark.slow
 async def test_it_says_that_answers_differ_by_replica(caplog: pytest.LogCaptureFixture) -> None:
     async with start_gateway() as running:
         assert (await snapshot(running))["models"][0]["unlike"] == []

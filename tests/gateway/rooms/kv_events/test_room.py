@@ -202,6 +202,7 @@ async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was
         await running.until(lambda: not _room(running)._engines)
 
 
+@pytest.mark.slow
 async def test_an_engine_whose_host_has_vanished_is_looked_for_again(
     engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ async def test_only_endpoints_of_the_subset_are_picked(subset: list[str] | str, 
     assert proxy.picked(subset=subset).destinations == destinations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", [[FOREIGN], []])
 async def test_a_subset_without_a_replica_gives_503(subset: list[str]) -> None:
     assert PlayedProxy().picked(subset=subset).error[0] == 503

@@ -483,6 +483,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
         assert secret not in written
 
 
+@pytest.mark.slow
 async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
     async with start_gateway({"a": "baseline"}, recorder=recorder) as running:

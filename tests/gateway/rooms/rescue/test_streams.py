@@ -84,6 +84,7 @@ def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
     assert len(ids) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("events", [1, 12, 18])  # up to within a character, and to the end of the text
 async def test_a_stream_outlives_its_backend(path: str, events: int) -> None:
@@ -387,6 +388,7 @@ async def test_a_stream_outlives_a_backend_that_leaves_the_pool(monkeypatch: pyt
     assert not failures
 
 
+@pytest.mark.slow
 async def test_the_backend_that_cut_streams_which_others_completed_is_ejected() -> None:
     async with start_gateway(health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
         behave(running, a=engine(events=5), b=engine())
