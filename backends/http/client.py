@@ -2,8 +2,9 @@
 
 An answer is passed to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. Connections are kept
 alive and reused, newest first, until they have been idle for so long that a balancer between may have dropped them
-without a word. If the backend closes a reused connection before the first byte of an answer (the keep-alive race), the
-request is sent again on a new connection. A request that must not be sent twice never uses an old connection.
+without a word. If the backend closes a reused connection before the first byte of an answer (the
+keep-alive race), the request is sent again on a new connection. A request that must not be sent twice never uses an old
+connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import httptools
 from backends import background
 from backends.http.address import Address, connect
 from backends.http.authorities import trusted
-from backends.http.chunks import ChunkReader
 from backends.http.receiver import HeaderList, KnownHead, Receiver, UpstreamError, WholeReceiver
 from backends.http.wire import WriteBatch
 
@@ -30,14 +30,13 @@ _MOST_IN_A_TURN_BYTES: Final = 1 << 16
 """Bytes of an answer that are parsed before other connections have their turn; more than that may be read at once."""
 
 
-class Connection(ChunkReader):
+class Connection:
     """One connection to a backend, which carries one call at a time.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
     """
 
     def __init__(self, client: UpstreamClient) -> None:
-        super().__init__()
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -81,9 +80,6 @@ class Connection(ChunkReader):
                 return
             self._first = data
         self._fresh = False
-        if (part := self.only_chunk(data)) is not None:
-            call.receiver.on_data(part)
-            return
         if len(data) > _MOST_IN_A_TURN_BYTES:
             self.pause_reading(is_paused=True)
             data, self._rest = data[:_MOST_IN_A_TURN_BYTES], data[_MOST_IN_A_TURN_BYTES:]
@@ -107,7 +103,6 @@ class Connection(ChunkReader):
         self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
-            self.parsed(data)
             self._first = None
             if self._bare_bytes > _MOST_BARE_BYTES and not self.closed:
                 self._fail("garbage", f"sent {self._bare_bytes} bytes of headers")
@@ -156,7 +151,8 @@ class Connection(ChunkReader):
             self._is_free = False
             self.close()
         self._headers = []
-        self._head_passed, self._until_close = False, True
+        self._head_passed = False
+        self._until_close = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store one header; trailers are dropped."""
@@ -169,7 +165,8 @@ class Connection(ChunkReader):
 
     def on_headers_complete(self) -> None:
         """Pass the head of a final answer to the receiver."""
-        call, status = self._call, self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        call = self._call
         self._status = status
         if call is None:
             return
@@ -206,8 +203,10 @@ class Connection(ChunkReader):
         """Send the request of a call, and pass its answer to its receiver."""
         assert self._transport is not None
         self._call, call.connection = call, self
-        self._until_close = self._head_passed = self._is_between = False
-        self._fresh, self._bare_bytes = True, 0
+        self._until_close = False
+        self._head_passed = False
+        self._fresh = True
+        self._bare_bytes = 0
         if len(call.body) < 65_536:
             request = call.head + call.body  # one segment, one system call
             if (writes := self._client.writes) is not None:
