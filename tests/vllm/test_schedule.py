@@ -49,9 +49,7 @@ def written() -> list[tuple[str, Method, dict[str, Any]]]:
             for accepted in ACCEPTED.values():
                 config: dict[str, Any] = {"num_speculative_tokens": len(accepted)}
                 per_step = tuple(accumulate((1.0, *accepted)))
-                ranges = best_schedule(
-                    load_calibration(name), method, config, per_step, 500.0, LONGEST_BATCH, tolerance=0.01
-                )
+                ranges = best_schedule(load_calibration(name), method, config, per_step, 500.0, LONGEST_BATCH)
                 if len(ranges) > 1:
                     configs.append((name, method, with_ranges(config, ranges)))
     return configs
