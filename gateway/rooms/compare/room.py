@@ -90,7 +90,7 @@ class CompareRoom(Room):
         return self._present()
 
     def narrow(self) -> Mapping[str, Narrowing]:
-        """Give their requests to arms."""
+        """Return the running comparisons, which assign requests to arms, by model."""
         return self._present()
 
     def _past(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:

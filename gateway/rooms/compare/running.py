@@ -51,7 +51,7 @@ class Running(Observer):
         return self.definition.ended_s is None
 
     def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
-        """Give a request to an arm, in which the policy of the model chooses, or the one whose turn it is."""
+        """Assign a request to an arm; within it the model's policy chooses, or the policy whose turn it is."""
         given = self._experiment.give(features, candidates)
         chooses = self._choosing(policy)
         decision = chooses(features if policy.reads_requests else ANY_REQUEST, [*given.candidates])

@@ -98,7 +98,7 @@ class ModelFleet:
         self.forget("its requests are not counted yet")
 
     def forget(self, missing: str) -> None:
-        """Know nothing of the replicas that it needs."""
+        """Reset what was worked out of the replicas that it needs; `missing` says why none is known."""
         self.missing = missing  # why it is not known what it needs; empty where it is
         self.targets = Targets(None, None)
         self.saturation = math.nan

@@ -231,7 +231,7 @@ class Stream:
             self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
-        """Tell the proxy to send the request to the first of some destinations."""
+        """Send the proxy the destinations of the request, of which it tries the first one first."""
         request = self._request_headers
         assert request is not None
         names = {name for name, _ in self._headers}
@@ -268,7 +268,7 @@ class Stream:
         """Pass on nothing: the proxy does."""
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Tell the proxy to answer with an error."""
+        """Send the proxy a whole answer, an error, to pass on to its client."""
         if not self.has_ended:
             self.has_ended = True
             self._send(messages.immediate(status, headers_of(lines), body))
