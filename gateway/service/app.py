@@ -189,8 +189,9 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
         cards += [own | {"id": adapter} for adapter in sorted(adapters - {*gateway.settings.models, *settings.aliases})]
         if not client.may_use(name):
             continue
-        engine_cards = (backend.engine.said.card for backend in members)
-        engine_card = next((each for each in engine_cards if each is not None), {})
+        said = (backend.engine.said for backend in gateway.pool.up(name) or members)
+        engine_cards = {each.context_tokens: each.card for each in said if each.card is not None}
+        engine_card = engine_cards[max(engine_cards)] if engine_cards else {}
         simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
             card = own | {"parent": None, **engine_card, "id": alias}

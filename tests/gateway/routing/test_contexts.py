@@ -101,6 +101,8 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
             assert error["message"] == f"{VLLM.format(LONG)} Tokens of context by replica: a 1,024, b 32,768."
+        listed = (await running.client.get("/v1/models")).json()["data"]
+        assert [each["max_model_len"] for each in listed] == [LONG]
         running.backend("b").health = Health(State.EJECTED)
         assert (await running.chat("Hi")).json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
         body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
