@@ -100,21 +100,21 @@ class Definition(ComparisonSettings):
         return [each for each, served in before if not served or each.contradiction or arm_of(each) in served]
 
     def changed(self, backends: Sequence[Backend], policy: str) -> str:
-        """Return what serves otherwise than at its start, or is gone, as a sentence; empty if nothing is."""
+        """Return what serves otherwise than at its start, or is gone; empty if nothing is."""
         if self.policies:
             is_lost = any(name != policy and other_policy(name) is None for name in self.policies)
             is_another = is_lost or policy not in self.policies
-            return f"It was stopped, since {policy} is the policy now." if is_another else ""
+            return f"{policy} is the policy now" if is_another else ""
         names = {each.name for each in backends}
         for arm, members in self.replicas.items():
             if names.isdisjoint(members):
-                return f"It was stopped, since no replica of {arm} is in the pool any more."
+                return f"no replica of {arm} is in the pool any more"
         for each in backends:
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
-                return f"It was stopped, since {each.name} serves as {now} now."
+                return f"{each.name} serves as {now} now"
         if self.has_other_engines([each for each in backends if self._served_as(each)]):  # what is beside is no matter
-            return f"It was stopped, since replicas have another vLLM now than {' and '.join(self.versions)}."
+            return f"replicas have another vLLM now than {' and '.join(self.versions)}"
         return ""
 
     def away(self, backends: Sequence[Backend]) -> str:

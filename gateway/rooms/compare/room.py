@@ -164,8 +164,9 @@ class CompareRoom(Room):
         now_s, policy = time.monotonic(), self.gateway.models[model].policy.name
         if changed := running.definition.changed(self.gateway.pool.of(model), policy):
             if now_s - running.sound_s >= _VOID_S or running.is_over(time.time()):
-                log.warning("%s: %s", model, changed)
-                await self._end(model, Stage.STOPPED, changed)
+                sentence = f"It was stopped, since {changed}."
+                log.warning("%s: %s", model, sentence)
+                await self._end(model, Stage.STOPPED, sentence)
             return
         running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
@@ -321,6 +322,8 @@ class CompareRoom(Room):
         backends = self.gateway.pool.of(model)
         if running.is_running:
             document["sentence"] += running.definition.away(backends)
+            if changed := running.definition.changed(backends, self.gateway.models[model].policy.name):
+                document["sentence"] += f" But {changed}: it will be stopped unless that ends."
         return document | {"change": change_of(document, running.definition.unchanged(backends))}
 
 

@@ -274,7 +274,7 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
         gateway.backend("b0").observe({}, Speculation(Method.EAGLE3, DraftSchedule(0)))
         assert present.definition.changed(pool, "learned") == "", "an engine that has not told k yet"
         if "policies" in fields:
-            assert "since random is the policy now" in present.definition.changed(pool, "random")
+            assert "random is the policy now" in present.definition.changed(pool, "random")
             return
         (arm, members), *_ = present.definition.replicas.items()
         left = [each for each in pool if each.name not in members]
@@ -283,6 +283,14 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
         await until_stage(gateway, "stopped")
         sentence = (await found(gateway))["sentence"]
         assert sentence.startswith("It was stopped, since b0 serves as suffix:24 now. Nothing is known: ")
+
+
+async def test_until_it_is_stopped_it_says_what_serves_otherwise(tmp_path: Path) -> None:
+    async with with_state(tmp_path) as gateway:
+        await begin(gateway)
+        gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        sentence = (await found(gateway))["sentence"]
+        assert sentence.endswith(" But b0 serves as suffix:24 now: it will be stopped unless that ends.")
 
 
 def _is_another(gateway: Running, before: Comparison) -> bool:
