@@ -195,10 +195,10 @@ SPECULATION = [
     ),
     Panel(
         "Replicas that do not behave as their method should",
-        "1 if the policy has ejected one, its drafter is silent, or its engine is not what the pool file says.",
+        "1 if one is an outlier, its drafter is silent, or its engine is not what the pool file says.",
         "short",
         [
-            (f"max by (model, backend) (gateway_backend_outlier_ejected{{{BACKEND}}})", "{{backend}} ejected"),
+            (f"max by (model, backend) (gateway_backend_outlier_ejected{{{BACKEND}}})", "{{backend}} outlier"),
             (
                 f"max by (backend, cause) (gateway_backend_drafter_silent{{{BACKEND}}} == 1){NO_EVENTS}",
                 "{{backend}} silent {{cause}}",

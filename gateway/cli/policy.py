@@ -173,7 +173,7 @@ def _lines(name: str, description: dict[str, Any]) -> list[str]:
         lines.append(f"  takes {ratio:.2f} times as long as least_loaded (95% interval {low:.2f} to {high:.2f})")
     if description["frozen"]:
         lines.append("  FROZEN: was slower than least_loaded, which decides for now")
-    lines += [f"  {backend} is ejected as an outlier: {reason}" for backend, reason in description["ejected"].items()]
+    lines += [f"  {backend} is an outlier: {reason}" for backend, reason in description["ejected"].items()]
     lines += [f"  {kind}" for kind in description.get("kinds", ())]
     if not description["versions"]:
         lines.append("  no rules yet: create them with `gateway policy distill`")

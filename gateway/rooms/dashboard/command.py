@@ -102,7 +102,7 @@ def _cells(each: dict[str, Any]) -> list[str]:
         each["name"],
         each["method"],
         f"{each['k'] or '-'}",
-        "ejected" if each["outlier"] and each["state"] == "up" else each["state"],
+        "outlier" if each["outlier"] and each["state"] == "up" else each["state"],
         f"{max(0, each['in_flight'] - waiting):.0f}",
         f"{waiting:.0f}" if engine else "-",
         f"{accepted['tokens_per_step']:.2f}" if accepted else "-",
