@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from backends.contradictions import unlike_answers
-from backends.health import SERVING
+from backends.health import SERVING, State
 from backends.watch import Watch
 from gateway.rooms.dashboard.decisions import SampledDecisions
 from gateway.rooms.dashboard.recent import Document, Measured
@@ -35,6 +35,7 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
     replica = None if learned is None else learned.known.replicas.get(backend.name)
     requests = backend.in_flight + load.others
     silence = None if detector is None else detector.silent.get(backend.name)
+    is_there = backend.health.state is not State.DOWN  # else what its engine told is of one that is gone
     return {
         "name": backend.name,
         "method": backend.said.method.value,
@@ -49,11 +50,11 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         # says, by its engine's counters and by its answers; None where it is well.
         "outlier": None if detector is None else detector.reasons.get(backend.name),
         "silence": None if silence is None else str(silence),
-        "contradiction": backend.contradiction,
+        "contradiction": backend.contradiction if is_there else None,
         "difference": None if backend.difference is None else str(backend.difference),
         "trouble": "; ".join(map(str, served.troubles.at(backend))) or None,  # which requests go wrong there
         "in_flight": requests,  # of all gateway processes and other clients
-        "engine": {"waiting": load.waiting, "kv_usage": load.kv_usage} if load.at_s else None,
+        "engine": {"waiting": load.waiting, "kv_usage": load.kv_usage} if load.at_s and is_there else None,
         # By the counters of its engine, over the last minute.
         "acceptance": watch.backend.engine.acceptance.at(time.monotonic()),
         "step_s": measured.step_s,

@@ -153,7 +153,7 @@ function showTakes(model) {
   say("takes-list", [
     `${model.decides} decides${instead}. ${RULES[model.decides] ?? (learns ? "What it expects to be fastest, before load:" : "")}`,
     ...(model.decides in RULES ? [] : groups.slice(0, MOST_NAMED).map((group) => fastest(group, over, model.templates))),
-    ...first(model.backends.filter((each) => each.slowdown > 1), (each) => `${each.name} is avoided: it counts as ${times(each.slowdown)} slow, as its last steps were.`),
+    ...first(model.backends.filter((each) => each.slowdown > 1), (each) => `${each.name} counts as ${times(each.slowdown)} as slow as fitted, as its last steps were.`),
     tally(model.decisions),
   ]);
 }

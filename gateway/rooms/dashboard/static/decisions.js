@@ -76,14 +76,14 @@ export class DecisionsPanel {
   #createRow(decision) {
     const { number: key, request } = decision;
     const look = h("button", { type: "button", class: "quiet more", on: { click: () => this.#toggle(key) } }, clock(decision.at_s));
-    const kind = [request.workload || "not declared", `at ${number(request.temperature)}`].join(" ");
+    const kind = `${request.workload || "not declared"} at temperature ${number(request.temperature)}`;
     const size = `${number(request.prompt_tokens)} tokens in${request.max_tokens === null ? "" : `, at most ${number(request.max_tokens)} out`}`;
     return h(
       "tr",
       {},
       h("th", { scope: "row" }, look),
       cell("Request", h("span", {}, kind), h("small", {}, size)),
-      cell("Sent to", this.#named(decision.backend), decision.arm ? h("small", {}, `of ${decision.arm}`) : null),
+      cell("Sent to", this.#named(decision.backend), decision.arm ? h("small", {}, `arm ${decision.arm}`) : null),
       cell("Reason", words(decision.reason)),
       cell("Probability", percent(decision.propensity)),
       cell("Predicted", duration(decision.predicted_s)),

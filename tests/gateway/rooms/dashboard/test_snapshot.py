@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from backends.health import State
 from gateway.rooms.dashboard import room as dashboard
 from tests.gateway.conftest import ADMIN, MODEL, bearer, start_gateway
 from tests.gateway.rooms.dashboard.conftest import HISTORY, SNAPSHOT, snapshot
@@ -42,6 +43,10 @@ async def test_the_past_and_the_present_are_those_of_the_counters() -> None:
             assert {len(values) for values in each["values"]} == {len(past["at_s"])}
         assert sum(each["requests_per_s"] for each in backends_of(found).values()) > 0
         assert backends_of(found)["a"]["state"] == "up"
+        assert backends_of(found)["a"]["engine"] is not None
+        await running.upstreams["a"].die()
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert backends_of(await snapshot(running))["a"]["engine"] is None, "what an engine told ends with it"
 
 
 @pytest.mark.slow
