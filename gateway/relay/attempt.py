@@ -113,7 +113,8 @@ class Attempt(WholeReceiver):
     def send(self, candidates: Sequence[Backend]) -> None:
         """Send the request to the backend, with what the gateway adds to it."""
         exchange, routed = self.exchange, self.exchange.routed
-        rescuer, body, options = exchange.rescuer, exchange.body, routed.usage_options
+        rescuer, body = exchange.rescuer, exchange.body
+        options = routed.usage_options if exchange.sender.is_relayed else None  # a proxy passes on the usage too
         if rescuer is not None or options is not None:
             body, self.added = body_of(body, options, rescuer, self.upstream.habits, self._declined)
         depth = exchange.relay.router.depth(routed.model.name, self.decision.backend)

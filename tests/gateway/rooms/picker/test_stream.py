@@ -206,6 +206,16 @@ async def test_a_request_waits_in_the_queue_and_leaves_it_with_its_stream() -> N
     assert running[2].destinations == "10.0.0.1:8000"
 
 
+async def test_a_stream_is_not_asked_for_its_usage_which_the_proxy_would_pass_on() -> None:
+    proxy, body = PlayedProxy(model=LEARNED), BODY.replace(b"{", b'{"stream": true, ', 1)
+    for _ in range(6):  # an engine is asked from its second stream on
+        stream = proxy.picked(body=body)
+        assert stream.bodies == [(body, True)]
+        stream.head(headers=EVENTS)
+        stream.answer(EVENT, DONE)
+    assert proxy.count("gateway_requests_total", outcome="ok") == 6
+
+
 # The answer
 
 
