@@ -99,9 +99,16 @@ class RuleKind:
         return found
 
     def in_order(self) -> str:
-        """Return the targets in order, each with the load from which on it is cheaper than the first, in words."""
+        """Return the targets in order, each with the load from which on it is cheaper than the first, in words.
+
+        Examples
+        --------
+        >>> lines = {"baseline": CostLine(1.0, 0.5), "ngram": CostLine(1.1, 0.5)}
+        >>> RuleKind(frozenset(), (), 1.0, lines).in_order()
+        'baseline, ngram from 1 in flight on one (0.2/s)'
+        """
         (first, _, _), *rest = self.thresholds()
-        words = [f"{target} from {requests:.0f} in flight on one ({rate:.1f}/s)" for target, requests, rate in rest]
+        words = [f"{name} from {max(1.0, busy):.0f} in flight on one ({rate:.1f}/s)" for name, busy, rate in rest]
         return ", ".join([first, *words])
 
     def weights(self) -> tuple[dict[str, float], float]:
