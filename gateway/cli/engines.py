@@ -141,7 +141,7 @@ def wait_for(backends: Sequence[Backend], most_s: float) -> None:
     """Wait until none of some engines is still loading, but not longer than this; say what is waited for."""
     end_s, told = time.monotonic() + most_s, ""
     while loading := [each for each in ask(backends, fully=False) if each.is_loading]:
-        waiting = "; ".join(f"{each.backend.url} {each.result.problem}" for each in loading)
+        waiting = "; ".join(f"{each.backend.url}: {each.result.problem}" for each in loading)
         if waiting != told:
             say(f"Waiting for {waiting} (at most {most_s:.0f} s in all)", err=True)
         told = waiting

@@ -108,7 +108,7 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
         status, _, err = await run(*line[:2], "--config", str(tmp_path / "b.yaml"), "--wait", "--wait-s", "0")
         assert (status, err) == (
             2,
-            [f"Waiting for {loading.url} /health answered 503 (at most 0 s in all)", f"{NONE}; not there after 0 s"],
+            [f"Waiting for {loading.url}: /health answered 503 (at most 0 s in all)", f"{NONE}; not there after 0 s"],
         )
         before = loading.connections
         waiting = asyncio.create_task(run(*line, "--wait"))
@@ -116,7 +116,7 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
         loading.health_status = 200
         status, _, err = await waiting
         await loading.die()
-    assert (status, err) == (0, [f"Waiting for {loading.url} /health answered 503 (at most 600 s in all)"])
+    assert (status, err) == (0, [f"Waiting for {loading.url}: /health answered 503 (at most 600 s in all)"])
     assert len(load_pool(path).models[MODEL].backends) == 2
 
 
