@@ -51,6 +51,7 @@ def by_fleet(methods: tuple[str, ...], day_minutes: int, start_up_s: float) -> S
 
     def scale(days: Days) -> Counter[str]:
         fleet.minutes.append(days.minutes[-1])
+        fleet.judged = days.judged
         up = [(method, each) for method, each in days.up if method in methods]
         fleet.update(days.policy, up, days.cached())
         past.append(Counter(fleet.needed.counts or {method: MOST // len(methods) for method in methods}))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from backends.speculation import Method
 from benchmarks.fleet.traffic import Traffic
 from gateway.rooms.fleet.demand import Minute
+from gateway.rooms.fleet.model import Judged
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
@@ -43,13 +44,14 @@ class Days(_Simulation):
         self.since = {f"{method}-{number}": -math.inf for method in METHODS for number in range(MOST // 2)}
         self.leaving: set[str] = set()
         self.minutes: list[Minute] = []
+        self.judged: dict[str, Judged] = {}  # within the last minute, by method
         self._agenda = Agenda(Order.of(requests))
         self._now_s = 0.0
         self._look()
 
     def minute(self) -> None:
         """Play a minute, and see who has come up or has ended."""
-        until_s, tokens, judged, missed = 60.0 * (len(self.minutes) + 1), [0, 0, 0], 0, 0
+        until_s, tokens, judged = 60.0 * (len(self.minutes) + 1), [0, 0, 0], dict[str, Judged]()
         while self._now_s < until_s:
             for at_s, number in self._agenda.due(self._now_s):
                 one = self._requests[number]
@@ -59,11 +61,14 @@ class Days(_Simulation):
             sooner_s = self._now_s + LOOKAHEAD_S if self._agenda.awaited else math.inf
             self.advance(min(until_s, self._agenda.next_s, sooner_s))
             for number, at_s in self.ends:
-                judged += 1
-                missed += self._ttft_s[number] > self.traffic.ttft_s or self._tpot_s[number] > self.traffic.tpot_s
+                method = self._pool[self._backend[number]].method.value
+                is_late = self._ttft_s[number] > self.traffic.ttft_s or self._tpot_s[number] > self.traffic.tpot_s
+                kept, missed = judged.get(method, (0.0, 0.0))
+                judged[method] = Judged(kept + (not is_late), missed + is_late)
                 self._agenda.ended(number, at_s, self._now_s)
             self.ends.clear()
-        self.minutes.append(Minute(tokens[0], tokens[1], tokens[2], tokens[2], judged, missed))
+        self.minutes.append(Minute(tokens[0], tokens[1], tokens[2], tokens[2]))
+        self.judged = judged
         for each in self.all:
             if each.name in self.leaving and not each.in_flight:
                 self.leaving.discard(each.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,8 @@ _ROUNDS: Final = 64
 _LEAST_LEFT: Final = 1e-3
 """Share of its time that a replica is taken to have left on the way to a spread that it carries."""
 _MOST_REPLICAS: Final = 1000
+_MUCH_SOONER: Final = 0.9
+"""Time to finish on as many others, relative to that on these, below which they are worth their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +164,10 @@ class Load:
         return float((sent * usable * (steps * step_s() + prefill_s)).sum() / self.rates.sum())
 
     def needed(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return how many replicas suffice, by adding what helps most and removing what delays requests least.
+        """Return how few replicas suffice, by adding what helps most and removing what helps least.
 
-        None suffice, and none are returned, where the targets are out of reach.
+        As many others are taken where requests then finish much sooner. None suffice, and none are returned, where the
+        targets are out of reach.
         """
         is_hopeless = self.costs.min(1).sum() * self.headroom > _MOST_REPLICAS
         found = {each: counts.get(each, 0) for each in self.methods}
@@ -175,9 +179,16 @@ class Load:
             if is_hopeless or sum(found.values()) >= _MOST_REPLICAS:
                 return {}
             found = min(others(1), key=self.saturation)
-        while enough := [each for each in others(-1) if self.saturation(each) <= 1.0]:
-            found = min(enough, key=self.finish_s)
-        return found
+        while self.saturation(fewer := min(others(-1), key=self.saturation)) <= 1.0:
+            found = fewer
+        while True:
+            pairs = [(a, b) for a, b in permutations(self.methods, 2) if found[a]]
+            swapped = [{**found, a: found[a] - 1, b: found[b] + 1} for a, b in pairs]
+            enough = [each for each in swapped if self.saturation(each) <= 1.0]
+            sooner = min(enough, key=self.finish_s, default=found)
+            if not self.finish_s(sooner) < _MUCH_SOONER * self.finish_s(found):
+                return found
+            found = sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +199,7 @@ class World:
     carriers: Mapping[str, Carrier]  # by method
     targets: Targets
     cached: float  # share of the prompt tokens that prefix caches have
-    factor: float  # on all that it takes, which makes up for what is not in the formulas
+    factors: Sequence[float]  # on all that it takes of each method, which make up for what is not in the formulas
 
     def load_of(self, rates: Rates) -> Load:
         """Return what a traffic takes of each method."""
@@ -202,7 +213,7 @@ class World:
         in_flight = float(of_groups @ taken[:, :, 1].min(1))
         return Load(
             tuple(self.carriers),
-            self.factor * of_groups[:, None] * taken[:, :, 0],
+            np.array(self.factors) * of_groups[:, None] * taken[:, :, 0],
             1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)),
             of_groups,
             np.array([each.cost.base_s for each in carriers]),

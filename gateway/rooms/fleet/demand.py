@@ -26,8 +26,6 @@ class Minute(NamedTuple):
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     engine_tokens: float = 0.0  # output tokens that the engines counted, for all their clients
-    judged: float = 0.0  # requests that kept or missed the targets
-    missed: float = 0.0
     # finished, finish_s: requests whose time to finish is known, and its sum.
     finished: float = 0.0
     finish_s: float = 0.0

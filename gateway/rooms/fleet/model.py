@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from backends.backend import Candidate
@@ -33,8 +33,15 @@ _LEARNING_MINUTES: Final = 15
 _FORGETTING_MINUTES: Final = 7 * DAY_MINUTES
 
 
+class Judged(NamedTuple):
+    """Requests that a method has served within the targets, and too late."""
+
+    kept: float
+    missed: float
+
+
 class Correction:
-    """A factor on all that a traffic takes.
+    """A factor on all that a traffic takes of the replicas of a method.
 
     It moves each minute by how far the misses are from their share, and so finds it in the long run, whatever is wrong
     with the formulas: Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021. It stays
@@ -46,21 +53,24 @@ class Correction:
         self._hopeless = 0.0  # share of the requests that miss the targets at the largest factor, so on any number
         self._busy: deque[float] = deque(maxlen=SHORT_MINUTES)
 
-    def update(self, judged: float, missed: float, saturation: float) -> None:
+    def update(self, judged: Judged, saturation: float) -> None:
         """Correct by what ended within a minute.
 
         Parameters
         ----------
-        judged, missed
-            Requests that kept or missed the targets, and those that missed them.
+        judged
+            Its requests.
         saturation
             Load of the replicas that were up before, with the factor.
         """
         if not math.isnan(saturation):
             self._busy.append(saturation)
-        if not judged or not self._busy:
+        if not (ended := sum(judged)):  # perhaps of a method without replicas: it may serve the traffic of later
+            self.factor **= 1.0 - 1.0 / _FORGETTING_MINUTES
             return
-        share, busiest = missed / judged, max(self._busy)
+        if not self._busy:
+            return
+        share, busiest = judged.missed / ended, max(self._busy)
         if self.factor > 0.9 * MOST and busiest <= 1.0:
             self._hopeless += (share - self._hopeless) / _LEARNING_MINUTES
         else:
@@ -89,8 +99,10 @@ class ModelFleet:
         self.day_minutes = day_minutes
         self.ahead_minutes = ahead_minutes  # until a replica is up
         self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
-        self.correction = Correction()
+        self.corrections: defaultdict[str, Correction] = defaultdict(Correction)  # by method
+        self.judged: dict[str, Judged] = {}  # within the last minute, by method
         self._totals: Minute | None = None
+        self._judged_totals: Mapping[str, Judged] = {}
         self._of_engines: dict[str, int] = {}  # what each has counted, as last known
         self._engine_tokens = 0
         self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
@@ -118,12 +130,13 @@ class ModelFleet:
         self._of_engines = {name: known[name] for name in counted if name in known} | now
         return self._engine_tokens
 
-    def count(self, totals: Minute) -> None:
-        """Add a minute, by what was counted since the start."""
+    def count(self, totals: Minute, judged: Mapping[str, Judged]) -> None:
+        """Add a minute, by what was counted since the start; `judged` is by method."""
         if self._totals is not None:
-            pairs = zip(totals, self._totals, strict=True)
-            self.minutes.append(Minute(*(max(0.0, now - before) for now, before in pairs)))
-        self._totals = totals
+            self.minutes.append(Minute(*_since(self._totals, totals)))
+            before = self._judged_totals
+            self.judged = {each: Judged(*_since(before.get(each, _NONE), now)) for each, now in judged.items()}
+        self._totals, self._judged_totals = totals, judged
 
     def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: float) -> None:
         """Work out what keeps the targets, by formulas on what was learned.
@@ -149,9 +162,11 @@ class ModelFleet:
                     self._carriers[method] = found
         if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:
             return
-        self.correction.update(minutes[-1].judged, minutes[-1].missed, self.saturation)
+        for method, judged in self.judged.items():
+            self.corrections[method].update(judged, self.saturation)
         self.targets, self.up = targets, Counter(method for method, _ in up)
-        world = World(groups, self._carriers, targets, cached, self.correction.factor)
+        factors = [self.corrections[each].factor for each in self._carriers]
+        world = World(groups, self._carriers, targets, cached, factors)
         self.saturation = world.load_of(present(minutes)).saturation(self.up)
         hour = max(SHORT_MINUTES, min(HOUR_MINUTES, self.day_minutes // 24))
         if (busy := sum(each.requests > 0 for each in minutes)) < hour:
@@ -179,3 +194,11 @@ class ModelFleet:
         present_s = load.finish_s(self.up)
         then_s = seconds * load.finish_s(counts) / present_s if present_s < math.inf else math.nan
         return Change(counts, seconds, then_s)
+
+
+def _since(before: Iterable[float], now: Iterable[float]) -> Iterator[float]:
+    """Yield what counters have counted since; a counter that began again counts nothing."""
+    return (max(0.0, each - then) for then, each in zip(before, now, strict=True))
+
+
+_NONE: Final = Judged(0.0, 0.0)

@@ -20,7 +20,7 @@ from backends import background
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room
 from gateway.rooms.fleet.demand import Minute
-from gateway.rooms.fleet.model import ModelFleet
+from gateway.rooms.fleet.model import Judged, ModelFleet
 from gateway.telemetry.series import forget_series
 from policies.build import learned_of
 
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
 
 _MINUTE_S: Final = 60.0
 _COLUMNS: Final = {
-    ("gateway_requests_total", None): ("requests",),
-    ("gateway_prompt_tokens_total", None): ("prompt_tokens",),
-    ("gateway_output_tokens_total", None): ("output_tokens",),
-    ("gateway_slo_requests_total", "kept"): ("judged",),
-    ("gateway_slo_requests_total", "missed"): ("judged", "missed"),
-    ("gateway_e2e_seconds_count", None): ("finished",),
-    ("gateway_e2e_seconds_sum", None): ("finish_s",),
+    "gateway_requests_total": "requests",
+    "gateway_prompt_tokens_total": "prompt_tokens",
+    "gateway_output_tokens_total": "output_tokens",
+    "gateway_e2e_seconds_count": "finished",
+    "gateway_e2e_seconds_sum": "finish_s",
 }
-"""What counts for a minute, by series and, for those of requests that are judged by the model's targets, by outcome."""
+"""What counts for a minute, by series."""
 
 
 class FleetRoom(Room):
@@ -114,18 +112,20 @@ class FleetRoom(Room):
             self.running = background.start("policies", self._work(), of="fleet")
 
     async def _work(self) -> None:
-        totals = await asyncio.to_thread(self._counted)
+        totals, judged = await asyncio.to_thread(self._counted)
         self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
         for name, fleet in self.fleets.items():
             with background.guarded("policies", of=f"the fleet of {name}"):
-                await self._count(name, fleet, totals.get(name, {}))
+                await self._count(name, fleet, totals.get(name, {}), judged.get(name, {}))
 
-    async def _count(self, name: str, fleet: ModelFleet, totals: Mapping[str, float]) -> None:
+    async def _count(
+        self, name: str, fleet: ModelFleet, totals: Mapping[str, float], judged: Mapping[str, Judged]
+    ) -> None:
         """Add the last minute of a model, and work out what it needs."""
         pages = {each.name: each.engine.metrics for each in self.gateway.pool.of(name)}
         engines = [page for page in pages.values() if page is not None]
         tokens = {each: None if page is None else page.generation_tokens for each, page in pages.items()}
-        fleet.count(Minute(**totals, engine_tokens=fleet.engine_tokens(tokens)))
+        fleet.count(Minute(**totals, engine_tokens=fleet.engine_tokens(tokens)), judged)
         learned = learned_of(self.gateway.models[name].policy)
         if learned is None:
             fleet.forget("its policy learns no step times; `policy: {name: learned, slo: ...}` does")
@@ -149,15 +149,18 @@ class FleetRoom(Room):
                 if labels in gone or not math.isnan(value):
                     gauge.labels(*labels).set(value)
 
-    def _counted(self) -> dict[str, dict[str, float]]:
-        totals: dict[str, dict[str, float]] = {}
-        for sample in self.gateway.metrics.samples():
-            labels = sample.labels
-            outcome = labels.get("outcome") if labels.get("slo_class") == "default" else None
-            for column in _COLUMNS.get((sample.name, outcome), ()):
-                counted = totals.setdefault(labels["model"], defaultdict(float))
-                counted[column] += sample.value
-        return totals
+    def _counted(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, Judged]]]:
+        """Return what counts, and the requests judged by the targets by method, of each model since the start."""
+        totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        judged: dict[str, dict[str, Judged]] = defaultdict(dict)
+        for name, labels, value, *_ in self.gateway.metrics.samples():
+            if (column := _COLUMNS.get(name)) is not None:
+                totals[labels["model"]][column] += value
+            elif name == "gateway_slo_requests_total" and labels["slo_class"] == "default":
+                of_method, method, outcome = judged[labels["model"]], labels["method"], labels["outcome"]
+                kept, missed = of_method.get(method, Judged(0.0, 0.0))
+                of_method[method] = Judged(kept + value * (outcome == "kept"), missed + value * (outcome == "missed"))
+        return totals, judged
 
 
 def _known(seconds: float) -> float | None:

@@ -74,7 +74,7 @@ def test_what_a_removal_costs_is_what_a_plan_loses_by_it(per_s: float, tpot_ms: 
         float(np.mean([getattr(one, of) for one in requests])) for of in ("prompt_tokens", "output_tokens")
     )
     count = 60.0 * per_s
-    minute = Minute(count, count * prompt, count * output, count * output, count, 0.0, count, count * took_s)
+    minute = Minute(count, count * prompt, count * output, count * output, count, count * took_s)
     fleet.minutes.extend([minute] * HOUR_MINUTES)
     backends = [Backend(kind.method, "m", kind.method, "http://a", num_speculative_tokens=kind.k) for kind in KINDS]
     fleet.update(policy, [(each.method.value, each) for each in backends], 0.0)

@@ -56,7 +56,7 @@ def test_less_is_carried_with_stricter_targets_uneven_requests_or_little_memory(
 
 def test_a_traffic_that_has_ended_takes_one_replica() -> None:
     group, carriers = RequestGroup(*CODE, 100.0, []), {"head": replace(HEAD, kv_tokens=400_000)}
-    ended = World([group], carriers, Targets(1.0, 0.005), 0.0, 1.0).load_of(present([Minute()] * 5))
+    ended = World([group], carriers, Targets(1.0, 0.005), 0.0, [1.0]).load_of(present([Minute()] * 5))
     assert ended.needed({"head": 8}) == {"head": 1}
 
 
@@ -74,9 +74,17 @@ def test_a_target_that_cannot_be_kept_takes_any_number() -> None:
 
 
 def test_no_number_keeps_targets_that_are_out_of_reach() -> None:
-    world = World([RequestGroup(*CODE, 100.0, [])], {"head": HEAD}, Targets(None, 0.002), 0.0, 1.0)
+    world = World([RequestGroup(*CODE, 100.0, [])], {"head": HEAD}, Targets(None, 0.002), 0.0, [1.0])
     assert world.load_of(MEAN).needed({"head": 2}) == {}
     assert replace(world, targets=Targets(None, 0.005)).load_of(MEAN).needed({"head": 2}) == {"head": 1}
+
+
+def test_a_method_whose_requests_are_late_is_not_counted_on() -> None:
+    tree, targets = replace(HEAD, per_step={CODE: 1.1 * HEAD.per_step[CODE]}), Targets(None, 0.005)
+    carriers, rates = {"head": HEAD, "tree": tree}, MEAN._replace(requests=100.0)
+    world = World([RequestGroup(*CODE, 100.0, [])], carriers, targets, 0.0, [1.0, 1.0])
+    assert world.load_of(rates).needed({"head": 2, "tree": 2})["head"] == 0
+    assert replace(world, factors=[1.0, 2.0]).load_of(rates).needed({"head": 2, "tree": 2})["tree"] == 0
 
 
 def test_saturation_is_that_of_the_best_spread() -> None:
@@ -118,6 +126,18 @@ def test_of_replicas_that_are_not_needed_those_stay_on_which_requests_take_least
         np.array([[[200.0, 80.0]], [[2e-5, 4e-5]], [[0.01, 0.01]]]),
     )
     assert light.needed({"baseline": 2, "tree": 2}) == {"baseline": 0, "tree": 1}
+
+
+def test_few_suffice_though_requests_finish_sooner_on_more() -> None:
+    mixed = Load(
+        ("head", "tree"),
+        np.array([[0.9, 1.2], [0.9, 1.2]]),
+        1.0,
+        np.array([1.0, 1.0]),
+        np.array([0.02, 0.01]),
+        np.array([[[80.0, 80.0]] * 2, [[2e-5, 2e-5]] * 2, [[0.01, 0.01]] * 2]),
+    )
+    assert mixed.needed({"head": 3, "tree": 3}) == {"head": 2, "tree": 0}
 
 
 def test_requests_take_their_steps_and_more_beside_others() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gateway.rooms.fleet.model import MOST, Correction
+from gateway.rooms.fleet.model import MOST, Correction, Judged
 
 HOURS = 24 * 60
 
@@ -20,7 +20,7 @@ def played(truth: float, hopeless: float = 0.0, minutes: int = HOURS) -> tuple[C
         load = math.nan if math.isnan(saturation) else saturation / correction.factor * truth
         late = 0.0 if math.isnan(load) else 0.2 / (1.0 + math.exp(-20.0 * (load - 1.1)))
         missed = rng.binomial(600, hopeless + (1.0 - hopeless) * late)
-        correction.update(600.0, missed, saturation)
+        correction.update(Judged(600.0 - missed, missed), saturation)
         factors.append(correction.factor)
         shares.append(missed / 600.0)
         wanted = 40.3 * correction.factor
@@ -43,9 +43,23 @@ def test_what_no_number_of_replicas_serves_in_time_is_not_paid_for() -> None:
 
 def test_misses_beside_too_few_replicas_and_none_beside_too_many_say_nothing() -> None:
     correction = Correction()
-    for judged, missed, saturation in [(100.0, 50.0, 1.2), (0.0, 0.0, 0.3), (100.0, 0.0, 0.3)]:
+    for kept, missed, saturation in [(50.0, 50.0, 1.2), (0.0, 0.0, 0.3), (100.0, 0.0, 0.3)]:
         for _ in range(60):
-            correction.update(judged, missed, saturation)
+            correction.update(Judged(kept, missed), saturation)
     assert correction.factor == 1.0
-    correction.update(100.0, 50.0, 0.3)
+    correction.update(Judged(50.0, 50.0), 0.3)
     assert correction.factor > 1.2
+
+
+def test_a_method_that_is_gone_is_given_another_chance_in_time() -> None:
+    correction = Correction()
+    for _ in range(60):
+        correction.update(Judged(50.0, 50.0), 0.9)
+    assert correction.factor == MOST
+    factors = []
+    for _ in range(28):
+        for _ in range(HOURS):
+            correction.update(Judged(0.0, 0.0), math.nan)
+        factors.append(correction.factor)
+    assert factors[0] > 0.8 * MOST
+    assert factors[-1] < 1.05

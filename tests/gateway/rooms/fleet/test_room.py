@@ -77,9 +77,10 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monke
         assert missing[0], "while it is worked out, nobody is told that none are needed"
         said = answer.json()
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
-        judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
-        assert judged > 0
-        assert missed == 0
+        judged = found.fleets[MODEL].judged
+        assert judged.keys() <= {"baseline", "ngram"}
+        assert judged
+        assert not any(each.missed for each in judged.values())
         assert said["needed"] == sum(said["methods"].values()) == 1
         assert said["saturation"] <= 1.0
         assert 0.05 < said["seconds"]["up"] < 2.0, "as paced"
