@@ -56,7 +56,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication modulo 2**64 is i
 def overlap_of_text(text: str) -> float:
     """Return the share of 16-byte runs that occur earlier in the last `WINDOW_BYTES` bytes of a text, 0 to 1."""
     raw = text[-WINDOW_BYTES:].encode("utf-8", "surrogatepass")
-    return _repeated_share(raw[-WINDOW_BYTES:], 1, _RUN_BYTES)
+    return _repeated_share(raw if len(raw) <= WINDOW_BYTES else raw[-WINDOW_BYTES:], 1, _RUN_BYTES)
 
 
 def overlap_of_ids(ids: list[int]) -> float:
