@@ -11,7 +11,7 @@ from typing import Any
 from lab.trace.formats.format import Format, Units
 from lab.trace.lines import BrokenLine, Report, TraceError, numbered_lines
 from lab.trace.record import TraceRecord
-from lab.trace.values import read_time
+from lab.trace.values import read_count, read_time
 
 # The columns that each table has: time, prompt tokens and output tokens.
 _COLUMNS = {
@@ -50,10 +50,8 @@ def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceReco
         is_chat = row.get("Log Type", "").lower().startswith("conversation")
         try:
             time, *sizes = (row[name] for name in needed)
-            arrived_at, (prompt, output) = read_time(time), map(int, sizes)
+            arrived_at, (prompt, output) = read_time(time), (read_count(int(size)) for size in sizes)
         except (ValueError, KeyError):
-            prompt = output = -1
-        if prompt < 0 or output < 0:
             report(BrokenLine(path, number, f"expected a time and two whole numbers: {','.join(cells)[:80]}"))
             continue
         yield TraceRecord(

@@ -210,6 +210,20 @@ def test_times_are_seconds_or_iso(tmp_path: Path, given: str, seconds: float) ->
         assert read(written(tmp_path, content))[0][0].arrived_at == seconds
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e-6, 1e-9])
+def test_times_that_cannot_be_seconds_are_refused(tmp_path: Path, unit: float) -> None:
+    path = written(tmp_path, lines({"arrived_at": round(1767268800 / unit), "prompt_tokens": 1}))
+    with pytest.raises(TraceError, match="expected seconds, not 1.76727e.*milliseconds or less"):
+        read(path)
+
+
+@pytest.mark.parametrize("more", [{}, {"chat_id": 1, "parent_chat_id": -1}])
+def test_a_time_with_a_unit_is_a_number(tmp_path: Path, more: dict[str, int]) -> None:
+    document = {"timestamp": "2026-01-01T00:00:00Z", "input_length": 9, "output_length": 2, **more}
+    with pytest.raises(TraceError, match="expected a number, not a text"):
+        read(written(tmp_path, lines(document)))
+
+
 def test_azure_says_lengths_and_in_its_name_the_workload() -> None:
     records, _ = read(DATA / "AzureLLMInferenceTrace_code.csv")
     assert len(records) == 40
@@ -217,14 +231,14 @@ def test_azure_says_lengths_and_in_its_name_the_workload() -> None:
 
 
 def test_lines_of_a_table_that_are_wrong(tmp_path: Path) -> None:
-    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "1,2,3", "", "1,x,3", "caf\xe9", "9,8,7,6", ",1,1", "3,-1,1"]
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "1,2,3", "", "1,x,3", "caf\xe9", "9,8,7,6", ",1,1", "3,-1,1", f"3,{2**64},1"]
     records, broken = read(written(tmp_path, "\r\n".join([*rows, '"4","5","6"']).encode("latin-1")))
     assert [(one.id, one.arrived_at, one.prompt_tokens) for one in records] == [
         ("2", 1.0, 2),
         ("6", 9.0, 8),
-        ("9", 4.0, 5),
+        ("10", 4.0, 5),
     ]
-    assert [one.number for one in broken] == [4, 5, 7, 8]
+    assert [one.number for one in broken] == [4, 5, 7, 8, 9]
     assert broken[0].why == "expected a time and two whole numbers: 1,x,3"
 
 
