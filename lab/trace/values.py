@@ -87,10 +87,11 @@ def read_time(value: object) -> float:
     """
     if isinstance(value, str):
         try:
-            value = float(value)
+            seconds = read_number(float(value))
         except ValueError:
             return _of_iso(value)
-    seconds = read_number(value)
+    else:
+        seconds = read_number(value)
     if abs(seconds) >= _LATEST_S:
         raise ValueError(f"expected seconds, not {seconds:g}: are these milliseconds or less?")
     return seconds
@@ -108,14 +109,6 @@ def read_method(value: object) -> str:
     """Return the name of a method; known names are converted to lower case."""
     name = read_string(value)
     return METHODS.get(name.lower(), name)
-
-
-def text_of(content: object) -> str | None:
-    """Return the text of a message, which may be in parts; None if it has none."""
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else None
 
 
 def describe_type(value: object) -> str:

@@ -13,7 +13,7 @@ import orjson
 from lab.trace.decode import encode
 from lab.trace.lines import TraceError
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
-from lab.trace.values import text_of
+from policies.features.prompt import read_prompt
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
@@ -75,7 +75,7 @@ def _mooncake(record: TraceRecord) -> bytes | None:
 
 
 def _vllm(record: TraceRecord) -> bytes | None:
-    prompt = record.prompt or "\n".join(filter(None, (text_of(message.get("content")) for message in record.messages)))
+    prompt = record.prompt or "\n".join(filter(None, read_prompt({"messages": list(record.messages)}).pieces))
     if not prompt:
         return None
     return _line({"prompt": prompt} | ({"output_tokens": record.output_tokens} if record.output_tokens else {}))
