@@ -41,6 +41,9 @@ def run_replay(options: ReplayOptions) -> int:
             played = play_all(runner, policies)
             traits, assumed = requests.traits, requests.assumed
             compared = compare(runner, played, options.replications)
+            is_long = options.replications is None and compared and not requests.is_one
+            if is_long and not next(iter(compared.values())).is_known:
+                assumed.append("Intervals for so many requests take a while: --replications 6 makes them.")
         deciders = {title: one for title, one in played.items() if title != ORACLE}
         if unhelped := min(one.errors for one in played.values()):
             assumed.append(

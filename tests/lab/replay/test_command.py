@@ -95,6 +95,14 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         assert spent == [name, "35", *(f"{one['e2e_s'][which]:.3f}" for which in one["e2e_s"])]
 
 
+def test_a_long_replay_says_how_to_get_intervals(pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (AZURE, "--config", pool, "--policy", "random", "--policy", "round_robin")
+    hint = "Intervals for so many requests take a while: --replications 6 makes them."
+    assert hint not in run(*given)[1]
+    monkeypatch.setattr("lab.statistics._FEW_REQUESTS", 100)
+    assert hint in run(*given)[1]
+
+
 def test_requests_that_no_replica_serves_are_said_to_be_in_no_figure(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     sizes = [100, 200_000]
