@@ -108,8 +108,8 @@ def run_calibrate(options: CalibrateOptions) -> int:
         if most.cached_share > _MUCH_CACHED:
             errors += (
                 f" Prompts take longer than this says: of {most.method} at {most.concurrency} at once "
-                f"{most.cached_share:.0%} of their tokens were in the prefix cache. Take a longer trace, with no prompt "
-                "twice."
+                f"{most.cached_share:.0%} of their tokens were in the prefix cache. Take a longer trace, with "
+                "no prompt twice."
             )
         document = fitted(loops, like)
     except ValueError as error:

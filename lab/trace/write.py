@@ -15,6 +15,12 @@ from lab.trace.lines import TraceError
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
 from policies.features.prompt import read_prompt
 
+NEEDED = {
+    "mooncake": f"a time, a known length of the answer, and no prefix blocks but of {BLOCK_TOKENS} tokens",
+    "vllm": "a prompt",
+}
+"""What a request needs to be written in a format."""
+
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
     """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically."""
@@ -34,6 +40,8 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
                 else:
                     file.write(line)
                     written += 1
+        if left_out and not written:
+            raise TraceError(f"{path}: not written, since no request has what {format} needs: {NEEDED[format]}")
         if target != path:
             target.replace(path)
     except BrokenPipeError:  # who read it has enough

@@ -146,9 +146,12 @@ def test_convert_to_and_from_another_format(tmp_path: Path, trace: Path) -> None
     assert [one.prompt_tokens for one in records] == list(range(200))
     assert [one.arrived_at for one in records] == [1.7e9 + number for number in range(200)]
     assert {one.output_tokens for one in records} == {10}
-    _, errors = run("convert", AZURE, tmp_path / "x", "--to", "vllm")
-    assert "0 requests written" in errors
-    assert "40 left out" in errors
+    _, errors = run("convert", AZURE, tmp_path / "x", "--to", "vllm", status=2)
+    assert "no request has what vllm needs: a prompt" in errors
+    assert not (tmp_path / "x").exists()
+    write_trace(trace, [TraceRecord(prompt="Hello."), TraceRecord(prompt_tokens=5)])
+    _, errors = run("convert", trace, tmp_path / "x", "--to", "vllm")
+    assert errors == f"1 requests written to {tmp_path / 'x'}\n1 left out, which lack what vllm needs: a prompt\n"
 
 
 @pytest.mark.parametrize("behind", ["/dev/null", "redirected.jsonl"])
