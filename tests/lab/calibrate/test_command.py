@@ -105,6 +105,7 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
         assert np.median(ours.tpot_s) == pytest.approx(np.median(one.tpot_s), rel=0.07)
         assert np.median(ours.ttft_s) == pytest.approx(np.median(one.ttft_s), rel=0.11)
     assert mine.kv_tokens(Method.BASELINE) == pytest.approx(KV_TOKENS, abs=16)
+    assert mine.memory.utilization == 0.9  # with which `gateway plan` starts its replicas
     assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
     (premise,) = mine.premises([Method.EAGLE3])
     assert "on 2x mine, measured with `gateway calibrate`; off by " in premise
