@@ -64,6 +64,8 @@ class TableFacts:
         counted["played"] += 1
         counted["accepted"] += bool(record.acceptance)
         counted["tokens"] += bool(record.text and record.text.exact)
+        counted["failed"] += record.error not in _ANSWERED
+        counted["several"] += record.n > 1
         counted["no length"] += record.output_tokens is None
         counted["no workload"] += not record.workload
         counted["no temperature"] += record.temperature is None
@@ -75,6 +77,10 @@ class TableFacts:
         counted, said = self._counted, []
         if left_out := counted["left out"]:
             said.append(f"{left_out:,} requests of the trace generate no text and are left out.")
+        if failed := counted["failed"]:
+            said.append(f"{failed:,} had failed, and are played with what they got of an answer, at least a token.")
+        if several := counted["several"]:
+            said.append(f"{several:,} ask for several answers, which are played as one that is as long as all together.")
         if unknown := counted["no length"]:
             said.append(f"{unknown:,} answers of unknown length have {TYPICAL_TOKENS} tokens, or max_tokens if fewer.")
         if counted["accepted"] < counted["played"]:
