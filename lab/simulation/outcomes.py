@@ -18,6 +18,13 @@ from policies.features.request import TYPICAL_TOKENS, Endpoint
 NO_OUTCOME = (-1, 0.0, math.nan, math.nan, math.nan)
 _ANSWERED = ("", "cancelled")
 _WITHOUT_TEXT = (Endpoint.EMBEDDINGS, Endpoint.OTHER)
+_NOTES = {
+    "left out": "requests of the trace generate no text and are left out.",
+    "failed": "had failed, and are played with what they got of an answer, at least a token.",
+    "several": "ask for several answers, which are played as one as long as all of them.",
+    "cached": "had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
+    "no length": f"answers of unknown length have {TYPICAL_TOKENS} tokens, or max_tokens if fewer.",
+}
 _MOST_APPLICATIONS, _MOST_ACCEPTED = 1000, 64
 
 
@@ -66,6 +73,7 @@ class TableFacts:
         counted["tokens"] += bool(record.text and record.text.exact)
         counted["failed"] += record.error not in _ANSWERED
         counted["several"] += record.n > 1
+        counted["cached"] += bool(record.cached_tokens and not record.prefix_blocks)
         counted["no length"] += record.output_tokens is None
         counted["no workload"] += not record.workload
         counted["no temperature"] += record.temperature is None
@@ -74,15 +82,8 @@ class TableFacts:
     @property
     def assumed(self) -> list[str]:
         """Which requests of the trace were left out, and what is taken for what the others do not say."""
-        counted, said = self._counted, []
-        if left_out := counted["left out"]:
-            said.append(f"{left_out:,} requests of the trace generate no text and are left out.")
-        if failed := counted["failed"]:
-            said.append(f"{failed:,} had failed, and are played with what they got of an answer, at least a token.")
-        if several := counted["several"]:
-            said.append(f"{several:,} ask for several answers, which are played as one that is as long as all together.")
-        if unknown := counted["no length"]:
-            said.append(f"{unknown:,} answers of unknown length have {TYPICAL_TOKENS} tokens, or max_tokens if fewer.")
+        counted = self._counted
+        said = [f"{counted[what]:,} {is_so}" for what, is_so in _NOTES.items() if counted[what]]
         if counted["accepted"] < counted["played"]:
             said.append(
                 f"Of {counted['played']:,} requests {counted['accepted']:,} say which drafts were accepted, and "

@@ -84,10 +84,12 @@ def test_what_the_trace_does_not_say_is_said() -> None:
         first, second = table.assumed
     assert first.startswith("Of 2 requests 1 say which drafts were accepted, and 1 have tokens, on which n-gram and ")
     assert second == "Other drafts are accepted as by the calibration, as in chat where no kind of text is named (1)."
-    with request_table([known, replace(known, error="failed"), replace(known, n=2)], 0.7) as table:
+    unlike = [replace(known, error="failed"), replace(known, n=2), replace(known, cached_tokens=16)]
+    with request_table([known, *unlike], 0.7) as table:
         assert table.assumed == [
             "1 had failed, and are played with what they got of an answer, at least a token.",
-            "1 ask for several answers, which are played as one that is as long as all together.",
+            "1 ask for several answers, which are played as one as long as all of them.",
+            "1 had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
         ]
     with request_table([known, known], 0.7) as table:
         assert table.assumed == []
