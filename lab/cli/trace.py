@@ -195,7 +195,7 @@ def _broken_lines() -> Iterator[BrokenLines]:
 def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:
     from lab.trace.lines import TraceError
     from lab.trace.read import trace_files
-    from lab.trace.write import NEEDED, write_trace
+    from lab.trace.write import WRITERS, write_trace
 
     if str(out) == "-":
         out = Path("/dev/stdout")
@@ -204,4 +204,4 @@ def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> N
     written, left_out = write_trace(out, records, to)
     say(f"{written} requests written to {out}", err=True)
     if left_out:
-        say(f"{left_out} left out, which lack what {to} needs: {NEEDED[to]}", err=True)
+        say(f"{left_out} left out, which lack what {to} needs: {WRITERS[to].needs}", err=True)

@@ -14,7 +14,7 @@ from gateway.rooms.recorder.hashes import TextHasher
 from lab.simulation.request import engine_blocks
 from lab.trace.read import FORMATS, read_trace
 from lab.trace.record import TraceRecord
-from lab.trace.write import WRITTEN_FORMATS, write_trace
+from lab.trace.write import WRITERS, write_trace
 from tests.lab import invoked
 from tests.support.paths import DATA, DOCS
 
@@ -66,10 +66,10 @@ def read(path: Path) -> list[TraceRecord]:
 
 def test_an_unknown_output_format_is_refused_with_the_known_ones(trace: Path, tmp_path: Path) -> None:
     _, error = run("convert", trace, tmp_path / "out.jsonl", "--to", "csv", status=2)
-    assert f"unknown format 'csv'; the formats are {', '.join(WRITTEN_FORMATS)}" in error
+    assert f"unknown format 'csv'; the formats are {', '.join(WRITERS)}" in error
     shown = re.sub(r"\s", "", run("convert", "--help")[0])
     assert "|".join(FORMATS) in shown
-    assert "|".join(WRITTEN_FORMATS) in shown
+    assert "|".join(WRITERS) in shown
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLine, TraceError
 from lab.trace.read import FORMATS, detect_format, read_trace
 from lab.trace.record import TraceRecord
-from lab.trace.write import WRITTEN_FORMATS, write_trace
+from lab.trace.write import WRITERS, write_trace
 from tests.support.paths import DATA
 
 MADE_UP = DATA / "made_up"
@@ -167,7 +167,7 @@ def test_no_line_is_held_beyond_a_bound(tmp_path: Path, form: str, monkeypatch: 
     assert "longer than 1 MiB: not a trace" in broken[-1].why
 
 
-@pytest.mark.parametrize("form", WRITTEN_FORMATS)
+@pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_what_is_written_can_be_read(tmp_path: Path, form: str, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
