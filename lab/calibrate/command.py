@@ -29,6 +29,7 @@ from lab.trace.record import TraceRecord
 _MOST_BYTES = 256 << 20
 _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
+_MUCH_CACHED = 0.1
 
 
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
@@ -61,6 +62,7 @@ def _loop(run: Mapping[str, Any], kind: Kind) -> ServedPart:
         temperature=run["temperature"],
         drafted=(accepted["tokens_per_step"] - 1.0) / accepted["rate"] if accepted["rate"] else float(k),
         by_position=tuple(map(float, accepted["by_position"])),
+        cached_share=float(run.get("cached_share", 0.0)),
         kv_tokens=int(run["kv_tokens"]),
     )
 
@@ -102,6 +104,13 @@ def run_calibrate(options: CalibrateOptions) -> int:
         own = {"hardware": options.hardware, "target": options.target or like.target}
         like = like.model_copy(update=own | {"scheduler": like.scheduler.model_copy(update=limits)})
         errors, measured, tables = _held_out(loops, like)
+        most = max(loops, key=lambda loop: loop.cached_share)
+        if most.cached_share > _MUCH_CACHED:
+            errors += (
+                f" Prompts take longer than this says: of {most.method} at {most.concurrency} at once "
+                f"{most.cached_share:.0%} of their tokens were in the prefix cache. Take a longer trace, with "
+                "no prompt twice."
+            )
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,13 +20,6 @@ from lab.options.shared import JsonFile, ReadOptions, finite
 if TYPE_CHECKING:
     from lab.trace.lines import BrokenLines
     from lab.trace.record import TraceRecord
-
-
-class TextLeft(StrEnum):
-    """What replaces the texts in an anonymized trace."""
-
-    NONE = "none"
-    HASHES = "hashes"
 
 
 _OWN_FORMAT = "gateway"
@@ -151,7 +143,7 @@ class AnonymizeOptions(OneTrace):
     """Options of `gateway trace anonymize`."""
 
     out: OutArgument
-    text: Annotated[TextLeft, typer.Option(help="What to keep of texts.")] = TextLeft.NONE
+    text: Annotated[Literal["none", "hashes"], typer.Option(help="What to keep of texts.")] = "none"
     salt: Annotated[
         str | None, typer.Option(envvar="GATEWAY_TRACE_SALT", help="Secret key of all hashes.  [default: random]")
     ] = None
@@ -172,7 +164,7 @@ def anonymize(options: AnonymizeOptions) -> None:
         from lab.trace.edits import first_arrival
 
         begun_at = first_arrival(options.again())
-        anonymizer = Anonymizer(options.salt, begun_at, with_hashes=options.text is TextLeft.HASHES)
+        anonymizer = Anonymizer(options.salt, begun_at, with_hashes=options.text == "hashes")
         records = options.read(options.trace, broken)
         _write(options.trace, options.out, map(anonymizer.anonymized, records), _OWN_FORMAT)
 
@@ -195,7 +187,7 @@ def _broken_lines() -> Iterator[BrokenLines]:
 def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:
     from lab.trace.lines import TraceError
     from lab.trace.read import trace_files
-    from lab.trace.write import write_trace
+    from lab.trace.write import WRITERS, write_trace
 
     if str(out) == "-":
         out = Path("/dev/stdout")
@@ -204,4 +196,4 @@ def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> N
     written, left_out = write_trace(out, records, to)
     say(f"{written} requests written to {out}", err=True)
     if left_out:
-        say(f"{left_out} left out: they lack fields that {to} requires (docs/replay.md)", err=True)
+        say(f"{left_out} left out, which lack what {to} needs: {WRITERS[to].needs}", err=True)

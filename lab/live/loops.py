@@ -33,11 +33,13 @@ def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dic
         )
         for record in outcome.done
     ]
+    cached = sum((record.usage and record.usage.cached_tokens) or 0 for record in outcome.done)
     return {
         "endpoint": name,
         "method": name if name in set(Method) else None,
         "concurrency": condition.at_once,
         "temperature": condition.temperature,
+        "cached_share": cached / max(1, sum(row[1] for row in rows)),
         "each": {column: [row[at] for row in rows] for at, column in enumerate(EACH)},
         **counted._asdict(),
     }

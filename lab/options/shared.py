@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -55,12 +55,6 @@ def writable(path: Path | None) -> Path | None:
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise typer.BadParameter(f"{path}: no permission to write")
     return path
-
-
-def _unit(value: str | None) -> str | None:
-    if value not in (None, "s", "ms"):
-        raise typer.BadParameter(f"{value}: give s or ms")
-    return value
 
 
 def slo_bounds(text: str | None) -> dict[str, float]:
@@ -133,8 +127,8 @@ class ReadOptions:
         ),
     ] = None
     time_unit: Annotated[
-        str | None,
-        typer.Option(metavar="s|ms", help="Unit of the times, where the format leaves it open.", callback=_unit),
+        Literal["s", "ms"] | None,
+        typer.Option(metavar="s|ms", help="Unit of the times, where the format leaves it open."),
     ] = None
     block_tokens: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens of a block of hash_ids, where that is left open.")

@@ -93,9 +93,9 @@ def _memory(loops: Sequence[ServedPart], like: Calibration) -> dict[str, object]
     method = min(tokens, key=lambda each: each is not Method.BASELINE)
     draft, memory = like.methods[method], like.memory
     room_gib = tokens[method] * (memory.kv_kib_per_token + draft.kv_kib_per_token) / 2**20
-    gpu_gib = round(room_gib + memory.weights_gib + draft.weights_gib, 4)
-    source = f"the engine's KV cache, {tokens[method]} tokens, and weights of {like.name}"
-    return {"gpu_gib": gpu_gib, "utilization": 1.0, "reserved_gib": 0.0, "source": source}
+    used_gib = room_gib + memory.weights_gib + draft.weights_gib + memory.reserved_gib
+    source = f"the engine's KV cache, {tokens[method]} tokens; weights, utilization and reserve of {like.name}"
+    return {"gpu_gib": round(used_gib / memory.utilization, 4), "source": source}
 
 
 def _acceptance(loops: Sequence[ServedPart], like: Calibration) -> dict[Method, dict[str, Any]]:

@@ -42,6 +42,7 @@ class ServedPart:
     kind: Kind | None = None  # kind of the texts; None if they were made up
     temperature: float | None = None
     by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
+    cached_share: float = 0.0  # of the prompt tokens, which an engine had in its prefix cache
     kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
 
     @property

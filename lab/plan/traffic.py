@@ -34,13 +34,15 @@ class TrafficSample:
     windows: Windows
     requests: int  # number of requests in the trace that the target can serve
     left_out: int  # number of the others, which are longer than its context
+    assumed: tuple[str, ...] = ()  # what is taken for what the trace does not say
 
     def __str__(self) -> str:
         """Return what was sampled, in words."""
         count = sum(map(len, self.windows))
         text = f"{count:,} requests in {len(self.windows)} windows"
         text += f", spread evenly over {self.requests:,}" if count < self.requests else ""
-        return text + (f"; {self.left_out:,} left out, longer than the target's context" if self.left_out else "")
+        text += f"; {self.left_out:,} left out, longer than the target's context" if self.left_out else ""
+        return " ".join([f"{text}.", *self.assumed])
 
 
 def sample(
@@ -55,8 +57,12 @@ def sample(
     """Take windows of a trace, of the requests that fit into a context."""
     table = requests[requests.tokens <= max_model_len]
     parts = evenly(len(table), *_size(replicas, limit))
-    windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
-    return TrafficSample(one_after_another(windows), len(table), len(requests) - len(table))
+    if table.order.is_open:
+        windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
+    else:
+        table = table.in_sessions(rate, speed, 1, 0)
+        windows = [list(table[part]) for part in parts]
+    return TrafficSample(one_after_another(windows), len(table), len(requests) - len(table), (*table.assumed,))
 
 
 def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:

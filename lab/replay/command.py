@@ -39,10 +39,17 @@ def run_replay(options: ReplayOptions) -> int:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, seed)
             runner = PolicyRunner(past.pool.replicas, requests, options.policies, served, seed, options.warmup)
             played = play_all(runner, policies)
-            traits = requests.traits
+            traits, assumed = requests.traits, requests.assumed
             compared = compare(runner, played, options.replications)
+            is_long = options.replications is None and compared and not requests.is_one
+            if is_long and not next(iter(compared.values())).is_known:
+                assumed.append("Intervals for so many requests take a while: --replications 6 makes them.")
         deciders = {title: one for title, one in played.items() if title != ORACLE}
-        unhelped = min(one.errors for one in played.values())
+        if unhelped := min(one.errors for one in played.values()):
+            assumed.append(
+                f"{unhelped:,} requests are in no figure: with prompt and answer they are longer than the replicas' "
+                "context or KV cache, or they need a baseline."
+            )
         backends = [replica.name for replica in past.pool.replicas]
         first = next(iter(played.values()))
         document: dict[str, Any] = {
@@ -52,6 +59,7 @@ def run_replay(options: ReplayOptions) -> int:
             "warmup": options.warmup,
             "seed": seed,
             "slo": slo,
+            "assumed": assumed,
             "verdict": past.beside(verdict(deciders, compared, unhelped)),
             "past": past.document(),
             "policies": {title: figures_of(one, backends, slo) for title, one in played.items()},
@@ -59,7 +67,7 @@ def run_replay(options: ReplayOptions) -> int:
         write_json(options.json_file, document)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", ""]
+    found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", *assumed, ""]
     found += figures_tables(document["policies"], slo, "policy")
     title = f"gateway replay of {', '.join(document['trace'])}"
     report(title, found, options.report, ReplayPage(played, traits, compared, "policy").drawn, past.parts())

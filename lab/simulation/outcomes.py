@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,18 @@ import numpy.typing as npt
 from backends.speculation import MODELLESS, Method
 from lab.statistics import Floats
 from lab.trace.record import Text, TraceRecord
+from policies.features.request import TYPICAL_TOKENS, Endpoint
 
 NO_OUTCOME = (-1, 0.0, math.nan, math.nan, math.nan)
 _ANSWERED = ("", "cancelled")
+_WITHOUT_TEXT = (Endpoint.EMBEDDINGS, Endpoint.OTHER)
+_NOTES = {
+    "left out": "requests of the trace generate no text and are left out.",
+    "failed": "had failed, and are played with what they got of an answer, at least a token.",
+    "several": "ask for several answers, which are played as one as long as all of them.",
+    "cached": "had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
+    "no length": f"answers of unknown length have {TYPICAL_TOKENS} tokens, or max_tokens if fewer.",
+}
 _MOST_APPLICATIONS, _MOST_ACCEPTED = 1000, 64
 
 
@@ -44,11 +54,52 @@ class Outcomes(NamedTuple):
 class TableFacts:
     """What the requests of a table share: names by their numbers, and the tokens per step that replicas had."""
 
-    def __init__(self) -> None:
+    def __init__(self, default_temperature: float) -> None:
+        self._default_temperature = default_temperature
+        self._counted = Counter[str]()
         self.workloads: dict[str, int] = {}
         self.replicas: dict[tuple[str, str], int] = {}
         # By method, and by template and workload, by workload, and by neither.
         self.accepted: dict[str, dict[tuple[str, ...], list[float]]] = {}
+
+    def is_played(self, record: TraceRecord) -> bool:
+        """Count what a request does not say; return whether it generates text."""
+        counted = self._counted
+        if record.endpoint in _WITHOUT_TEXT:
+            counted["left out"] += 1
+            return False
+        counted["played"] += 1
+        counted["accepted"] += bool(record.acceptance)
+        counted["tokens"] += bool(record.text and record.text.exact)
+        counted["failed"] += record.error not in _ANSWERED
+        counted["several"] += record.n > 1
+        counted["cached"] += bool(record.cached_tokens and not record.prefix_blocks)
+        counted["no length"] += record.output_tokens is None
+        counted["no workload"] += not record.workload
+        counted["no temperature"] += record.temperature is None
+        return True
+
+    @property
+    def assumed(self) -> list[str]:
+        """Which requests of the trace were left out, and what is taken for what the others do not say."""
+        counted = self._counted
+        said = [f"{counted[what]:,} {is_so}" for what, is_so in _NOTES.items() if counted[what]]
+        if counted["accepted"] < counted["played"]:
+            said.append(
+                f"Of {counted['played']:,} requests {counted['accepted']:,} say which drafts were accepted, and "
+                f"{counted['tokens']:,} have tokens, on which n-gram and suffix drafting run."
+            )
+            like = "others of the same application, or the calibration" if self.accepted else "the calibration"
+            taken = [
+                f"{what} ({counted[which]:,})"
+                for which, what in (
+                    ("no workload", "as in chat where no kind of text is named"),
+                    ("no temperature", f"at temperature {self._default_temperature:g} where none is recorded"),
+                )
+                if counted[which]
+            ]
+            said.append(", ".join([f"Other drafts are accepted as by {like}", *taken]) + ".")
+        return said
 
     def outcome_of(self, record: TraceRecord) -> tuple[Any, ...]:
         """Return what became of a request, for its row."""

@@ -149,15 +149,9 @@ def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
     return tuple([block & LARGEST_BLOCK for block in islice(blocks, filled)])
 
 
-def features_of(record: TraceRecord, default_temperature: float = 1.0) -> RequestFeatures:
-    """Return the features of a recorded request as a policy saw them, with defaults for missing ones.
-
-    Examples
-    --------
-    >>> features_of(TraceRecord(prompt_tokens=12, overlap=0.5)).overlap
-    0.5
-    """
-    return RequestFeatures(
+def _described(record: TraceRecord, default_temperature: float) -> RequestFeatures:
+    """Return the recorded features, with missing ones computed from the text."""
+    features = RequestFeatures(
         record.model,
         ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
         bool(record.stream),
@@ -178,11 +172,6 @@ def features_of(record: TraceRecord, default_temperature: float = 1.0) -> Reques
         record.workload,
         thinking=record.thinking,
     )
-
-
-def _described(record: TraceRecord, default_temperature: float) -> RequestFeatures:
-    """Return the recorded features, with missing ones computed from the text."""
-    features = features_of(record, default_temperature)
     if record.overlap is not None and record.template:
         return features
     if record.messages:

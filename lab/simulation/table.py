@@ -21,7 +21,7 @@ from lab.simulation.request import ENDPOINTS, ReplayRequest, replay_request
 from lab.simulation.sessions import Order
 from lab.statistics import Floats
 from lab.trace.record import TraceRecord
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import RequestFeatures
 
 _ROW = np.dtype(
     [
@@ -102,6 +102,11 @@ class RequestTable(Sequence[ReplayRequest]):
         numbers = self._rows["session"].astype(np.int64)
         sessions = np.where(numbers < 0, -1, numbers + self._rows["copy"] * (1 + numbers.max(initial=0)))
         return Order(self._arrived_s, self._rows["think_s"], sessions.tolist())
+
+    @property
+    def assumed(self) -> list[str]:
+        """Which requests of the trace were left out, and what is taken for what the others do not say."""
+        return self._known.assumed
 
     @property
     def folder(self) -> Path:
@@ -248,7 +253,7 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
     Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
     requests arrive at time 0.
     """
-    known = TableFacts()
+    known = TableFacts(default_temperature)
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
         path = Path(folder) / "requests"
         with path.open("wb") as file:
@@ -266,7 +271,7 @@ def _written(
     sessions: dict[str, int] = {}
     at = 0
     for record in records:
-        if record.endpoint == Endpoint.OTHER:  # takes an engine, but not as inference does
+        if not known.is_played(record):
             continue
         request = replay_request(record, 0.0, default_temperature)
         features = request.features

@@ -24,13 +24,19 @@ from lab.trace.values import (
     read_time,
     read_truth,
 )
-from policies.features.prompt import BYTES_PER_TOKEN, read_prompt
+from policies.features.parts import PartTokens
+from policies.features.prompt import BYTES_PER_TOKEN, Prompt, read_prompt
 
 
 def estimate_tokens(text: str) -> int:
     """Return the estimated number of tokens of a text: a quarter of its UTF-8 bytes."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
+
+
+def tokens_beside_text(prompt: Prompt) -> int:
+    """Return the tokens that a gateway expects of images and the like before engines have told it more."""
+    return PartTokens().unseen(prompt.parts, 0, "")[0] if prompt.parts else 0
 
 
 def decode(document: object, number: int) -> TraceRecord:
@@ -105,7 +111,8 @@ def _prompt_tokens(document: dict[str, Any], values: Mapping[str, Any]) -> int:
         return len(values["prompt_token_ids"])
     if "prompt" not in values and "messages" not in values:
         raise ValueError("has neither prompt_tokens nor a prompt")
-    return read_prompt(document).tokens
+    prompt = read_prompt(document)
+    return prompt.tokens + tokens_beside_text(prompt)
 
 
 def _integers(value: object) -> list[int]:

@@ -20,7 +20,7 @@ _NAMES = {
     "tokens_per_step": "tokens/step",
     "share_cached": "prompt cached",
 }
-_EPOCH_FROM, _EPOCH_TO = 1e8, 1e11  # seconds; other times do not count from 1970, or are not in seconds
+_EPOCH_FROM = 1e8  # seconds; earlier times do not count from 1970
 _MOST_FILES = 5
 
 
@@ -40,7 +40,7 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "no times"
     else:
         begun = ""
-        if _EPOCH_FROM <= summary["first_at"] < _EPOCH_TO:
+        if summary["first_at"] >= _EPOCH_FROM:
             moment = datetime.fromtimestamp(summary["first_at"], UTC)
             begun = f"from {moment.isoformat(sep=' ', timespec='seconds')}, "
         rate = "" if summary["rate_per_s"] is None else f", {summary['rate_per_s']:.3g} requests/s"

@@ -11,6 +11,7 @@ from backends.speculation import Method
 METHODS = {method.value: method.value for method in Method}
 
 _LARGEST_COUNT = 2**64 - 1
+_LATEST_S = 1e11  # the year 5138; clocks that count milliseconds or nanoseconds are beyond
 
 
 def read_text(value: object) -> str:
@@ -84,16 +85,23 @@ def read_time(value: object) -> float:
     >>> read_time("1970-01-01 00:01:00Z"), read_time("2.5")
     (60.0, 2.5)
     """
-    if not isinstance(value, str):
-        return read_number(value)
+    if isinstance(value, str):
+        try:
+            seconds = read_number(float(value))
+        except ValueError:
+            return _of_iso(value)
+    else:
+        seconds = read_number(value)
+    if abs(seconds) >= _LATEST_S:
+        raise ValueError(f"expected seconds, not {seconds:g}: are these milliseconds or less?")
+    return seconds
+
+
+def _of_iso(text: str) -> float:
     try:
-        return read_number(float(value))
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(value.strip())
-    except ValueError:
-        raise ValueError(f"expected seconds or an ISO 8601 time, not {value[:40]!r}") from None
+        raise ValueError(f"expected seconds or an ISO 8601 time, not {text[:40]!r}") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -101,14 +109,6 @@ def read_method(value: object) -> str:
     """Return the name of a method; known names are converted to lower case."""
     name = read_string(value)
     return METHODS.get(name.lower(), name)
-
-
-def text_of(content: object) -> str | None:
-    """Return the text of a message, which may be in parts; None if it has none."""
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else None
 
 
 def describe_type(value: object) -> str:

@@ -6,21 +6,28 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import orjson
 
 from lab.trace.decode import encode
 from lab.trace.lines import TraceError
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
-from lab.trace.values import text_of
+from policies.features.prompt import read_prompt
+
+
+class Writer(NamedTuple):
+    """How requests are written in a format."""
+
+    line_of: Callable[[TraceRecord], bytes | None]  # None of one that lacks what is needed
+    needs: str = ""
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
     """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically."""
-    if format not in _WRITERS:
-        raise ValueError(f"unknown format {format!r}; the formats are {', '.join(_WRITERS)}")
-    line_of = _WRITERS[format]
+    if format not in WRITERS:
+        raise ValueError(f"unknown format {format!r}; the formats are {', '.join(WRITERS)}")
+    line_of, needs = WRITERS[format]
     written = left_out = 0
     # Devices and pipes are written to directly, and links, which may be /dev/stdout: root would replace it for all.
     is_replaced = not path.is_symlink() and (path.is_file() or not path.exists())
@@ -34,6 +41,8 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
                 else:
                     file.write(line)
                     written += 1
+        if left_out and not written:
+            raise TraceError(f"{path}: not written, since no request has what {format} needs: {needs}")
         if target != path:
             target.replace(path)
     except BrokenPipeError:  # who read it has enough
@@ -62,7 +71,9 @@ def _create(path: Path, suffix: str) -> Iterator[IO[bytes]]:
 
 
 def _mooncake(record: TraceRecord) -> bytes | None:
-    if record.arrived_at is None or record.output_tokens is None or record.block_tokens != BLOCK_TOKENS:
+    if record.arrived_at is None or record.output_tokens is None:
+        return None
+    if record.prefix_blocks and record.block_tokens != BLOCK_TOKENS:
         return None
     return _line(
         {
@@ -75,7 +86,7 @@ def _mooncake(record: TraceRecord) -> bytes | None:
 
 
 def _vllm(record: TraceRecord) -> bytes | None:
-    prompt = record.prompt or "\n".join(filter(None, (text_of(message.get("content")) for message in record.messages)))
+    prompt = record.prompt or "\n".join(filter(None, read_prompt({"messages": list(record.messages)}).pieces))
     if not prompt:
         return None
     return _line({"prompt": prompt} | ({"output_tokens": record.output_tokens} if record.output_tokens else {}))
@@ -85,11 +96,11 @@ def _line(document: dict[str, Any]) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-_WRITERS: dict[str, Callable[[TraceRecord], bytes | None]] = {
-    "gateway": encode,
-    "mooncake": _mooncake,
-    "vllm": _vllm,
+WRITERS = {
+    "gateway": Writer(encode),
+    "mooncake": Writer(
+        _mooncake, f"a time, a known length of the answer, and no prefix blocks but of {BLOCK_TOKENS} tokens"
+    ),
+    "vllm": Writer(_vllm, "a prompt"),
 }
-
-WRITTEN_FORMATS = tuple(_WRITERS)
-"""Names of the formats that can be written."""
+"""The formats that can be written."""

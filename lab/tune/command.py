@@ -70,6 +70,7 @@ def run_tune(options: TuneOptions) -> int:
         names = list(served.backends)
         with requests_of(options, served, options.seed, options.rate, options.speed) as requests:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, options.seed)
+            assumed = requests.assumed
             cut = round(options.part * len(requests))
             if not 0 < cut < len(requests):
                 given_part = f"--part {options.part:g} leaves none for tuning or for validation"
@@ -102,15 +103,15 @@ def run_tune(options: TuneOptions) -> int:
             found.append(f"The pool's policy, {served.policy.name}, is not compared: `gateway replay --policy` does.")
         left = len(requests) - cut
         searched = f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {left:,}."
-        rules = _rules_file(tuned if better else present, [searched, *found, str(past.pool)])
+        rules = _rules_file(tuned if better else present, [searched, *found, *assumed, str(past.pool)])
         write_file(options.out, rules.encode())
         figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
         document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
-        write_json(options.json_file, document | {"past": past.document()})
+        write_json(options.json_file, document | {"assumed": assumed, "past": past.document()})
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     tables = figures_tables(figures, slo, "rules")
-    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], before=past.parts())
+    report("gateway tune", [*found, "", searched, *assumed, "Held-out requests", *tables], before=past.parts())
     return 0
 
 

@@ -84,7 +84,7 @@ def run_schedule(options: TuneOptions) -> int:
             replicas = past.pool.replicas
             requests = list(table[:_MOST_REQUESTS])
             some = f"The first {len(requests):,} of {len(table):,} requests, each way once: "
-            some += "what differs little may be chance."
+            some += " ".join(["what differs little may be chance.", *table.assumed])
         heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
         if not heads:
             raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
@@ -106,7 +106,7 @@ def run_schedule(options: TuneOptions) -> int:
         head = "".join(f"# {line}\n" for line in ("Made by `gateway tune --schedule` on a simulated replica.", *said))
         text = yaml.safe_dump({"backends": written}, sort_keys=False, default_flow_style=None, width=10_000)
         write_file(options.out, (head + text).encode())
-        write_json(options.json_file, {"model": model, "replicas": figures, "past": past.document()})
+        write_json(options.json_file, {"model": model, "replicas": figures, "assumed": some, "past": past.document()})
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     report("gateway tune --schedule", [*parts, some], before=past.parts())

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.trace.formats.format import Convert, Format, Units, of_entries
 from lab.trace.record import BLOCK_TOKENS
-from lab.trace.values import read_count, read_time
+from lab.trace.values import read_count, read_number
 
 _MOST_CHATS = 1_000_000  # whose conversation is remembered: about 100 MB
 _FACTOR, _MODULUS = 6364136223846793005, 2**61 - 1  # a polynomial of the blocks, below 2^63
@@ -25,7 +25,7 @@ def of_mooncake(units: Units) -> Convert:
     """
     return lambda document: {
         **document,
-        "arrived_at": document["timestamp"] / units.per_s,
+        "arrived_at": read_number(document["timestamp"]) / units.per_s,
         "prompt_tokens": document["input_length"],
         "output_tokens": document["output_length"],
         "hash_ids": document.get("hash_ids"),
@@ -59,7 +59,7 @@ class BailianRequests:
         kind, turn = document.get("type"), document.get("turn")
         return {
             "id": str(chat),
-            "arrived_at": read_time(document["timestamp"]) / self._units.per_s,
+            "arrived_at": read_number(document["timestamp"]) / self._units.per_s,
             "session": str(first),
             "workload": _WORKLOADS.get(kind, kind) if isinstance(kind, str) else "",
             "prompt_tokens": document["input_length"],

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from lab.trace.decode import estimate_tokens
+from lab.trace.decode import estimate_tokens, tokens_beside_text
 from lab.trace.formats.format import Format, Reader, Units, why
 from lab.trace.lines import BrokenLine, Report, entries
 from lab.trace.record import TraceRecord
-from lab.trace.values import text_of
+from policies.features.prompt import read_prompt
 
 _ROLES = {"system": "system", "developer": "system"}
-_ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant")
+_ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant")
+_OF_TOOLS = ("tool_calls", "tool_call_id", "name")
 _MOST_ALONE = 10_000  # messages of one conversation, all of which are held
 
 
@@ -52,12 +53,25 @@ def _messages(entry: Any) -> object:
     return entry.get("messages") if isinstance(entry, dict) else entry
 
 
-def _turn(turn: Any) -> tuple[str, str]:
-    """Return the role and the text of a turn."""
-    text = text_of(turn.get("value", turn.get("content")))
-    if text is None:
+class _Turn(NamedTuple):
+    """A turn: as a message of the chat API, its text with the arguments of tool calls, and all of its tokens."""
+
+    message: dict[str, Any]
+    text: str
+    tokens: int
+
+
+def _turn(turn: Any) -> _Turn:
+    role = turn.get("from", turn.get("role"))
+    is_result = role == "tool" and turn.get("tool_call_id")
+    message = {"role": role if is_result else _ROLES.get(role, "user")}
+    message |= {"content": turn.get("value", turn.get("content"))}
+    message |= {name: turn[name] for name in _OF_TOOLS if turn.get(name)}
+    prompt = read_prompt({"messages": [message]})
+    if not prompt.pieces and not prompt.parts:
         raise ValueError("a turn without text")
-    return _ROLES.get(turn.get("from", turn.get("role")), "user"), text
+    text = "\n".join(prompt.pieces)
+    return _Turn(message, text, estimate_tokens(text) + tokens_beside_text(prompt))
 
 
 def _add(alone: list[Any], turn: Any) -> None:
@@ -71,7 +85,7 @@ def _add(alone: list[Any], turn: Any) -> None:
 def _requests(turns: object, session: str, model: str) -> Iterator[TraceRecord]:
     if not isinstance(turns, Sequence) or isinstance(turns, str):
         raise ValueError("has no list of turns: 'conversations' or 'messages'")  # noqa: TRY004 -- invalid data
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, Any]] = []
     tokens: list[int] = []
     answers = 0
 
@@ -87,12 +101,12 @@ def _requests(turns: object, session: str, model: str) -> Iterator[TraceRecord]:
             output=output or "",
         )
 
-    for role, text in map(_turn, turns):
-        if role == "assistant" and messages and text:
+    for message, text, count in map(_turn, turns):
+        if message["role"] == "assistant" and messages and text:
             answers += 1
             yield request(text)
-        messages.append({"role": role, "content": text})
-        tokens.append(estimate_tokens(text))
+        messages.append(message)
+        tokens.append(count)
     if messages and not answers:
         answers = 1
         yield request(None)

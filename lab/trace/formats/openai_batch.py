@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lab.trace.decode import tokens_beside_text
 from lab.trace.formats.format import Convert, Format, Units, of_entries
 from lab.trace.values import read_object, read_string
+from policies.features.prompt import add_rare, read_prompt
 from policies.features.request import Endpoint
 
 _ENDPOINTS = {
@@ -25,6 +27,7 @@ def _begin(_: Units) -> Convert:
 
     def convert(document: dict[str, Any]) -> dict[str, Any]:
         body = read_object(document["body"])
+        add_rare(prompt := read_prompt(body), body, None)
         known = {name: body.get(name) for name in _AS_THEY_ARE}
         given = body.get("input")
         if isinstance(given, str):
@@ -34,6 +37,7 @@ def _begin(_: Units) -> Convert:
         return known | {
             "id": document["custom_id"],
             "endpoint": _ENDPOINTS.get(read_string(document["url"]), Endpoint.OTHER),
+            "prompt_tokens": prompt.tokens + tokens_beside_text(prompt),
             "max_tokens": next((body[name] for name in _LIMITS if body.get(name) is not None), None),
             "tools": bool(body.get("tools")),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from lab.trace.formats.format import Format, Units
 from lab.trace.lines import BrokenLine, Report, TraceError, numbered_lines
 from lab.trace.record import TraceRecord
-from lab.trace.values import read_time
+from lab.trace.values import read_count, read_not_negative, read_time
 
 # The columns that each table has: time, prompt tokens and output tokens.
 _COLUMNS = {
@@ -50,10 +49,8 @@ def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceReco
         is_chat = row.get("Log Type", "").lower().startswith("conversation")
         try:
             time, *sizes = (row[name] for name in needed)
-            arrived_at, (prompt, output) = read_time(time), map(int, sizes)
+            arrived_at, (prompt, output) = read_time(time), (read_count(int(size)) for size in sizes)
         except (ValueError, KeyError):
-            prompt = output = -1
-        if prompt < 0 or output < 0:
             report(BrokenLine(path, number, f"expected a time and two whole numbers: {','.join(cells)[:80]}"))
             continue
         yield TraceRecord(
@@ -72,10 +69,9 @@ def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceReco
 def _seconds(text: str) -> float | None:
     """Return a time, 0 or more; None for an empty or another text."""
     try:
-        seconds = float(text)
+        return read_not_negative(float(text))
     except ValueError:
         return None
-    return seconds if 0 <= seconds < math.inf else None
 
 
 def _has(kind: str, columns: Mapping[str, Any]) -> bool:

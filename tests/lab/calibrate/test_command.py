@@ -76,6 +76,18 @@ def document(loops: list[ServedPart]) -> dict[str, Any]:
 run = partial(invoked.run, "calibrate")
 
 
+def test_prompts_that_were_cached_are_said_not_to_tell_what_prompts_take(tmp_path: Path) -> None:
+    measured, out = tmp_path / "loops.json", tmp_path / "mine.yaml"
+    loops = document([loop(Method.BASELINE, 4)])
+    loops["loops"][0]["cached_share"] = 0.93
+    measured.write_text(json.dumps(loops))
+    status, printed, _ = run(measured, "--out", out, "--hardware", "1x mine", "--like", LIKE)
+    said = "Prompts take longer than this says: of baseline at 4 at once 93% of their tokens were in the prefix cache."
+    assert status == 0
+    assert said in printed
+    assert said in out.read_text()
+
+
 @pytest.mark.slow
 def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     loops = [loop(method, concurrency) for method in DRAFTS for concurrency in (1, 8, 32, 64)]
@@ -93,6 +105,7 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
         assert np.median(ours.tpot_s) == pytest.approx(np.median(one.tpot_s), rel=0.07)
         assert np.median(ours.ttft_s) == pytest.approx(np.median(one.ttft_s), rel=0.11)
     assert mine.kv_tokens(Method.BASELINE) == pytest.approx(KV_TOKENS, abs=16)
+    assert mine.memory.utilization == 0.9  # with which `gateway plan` starts its replicas
     assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
     (premise,) = mine.premises([Method.EAGLE3])
     assert "on 2x mine, measured with `gateway calibrate`; off by " in premise

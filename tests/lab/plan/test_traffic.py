@@ -51,7 +51,7 @@ def test_windows_are_spread_evenly_over_traces_of_any_length(count: int) -> None
 def test_a_sample_keeps_the_times_within_windows_on_one_clock() -> None:
     traffic = sampled([_record(number) for number in range(50_000)], speed=2.0)
     assert traffic.requests == 50_000
-    assert str(traffic) == "9,500 requests in 19 windows, spread evenly over 50,000"
+    assert str(traffic) == " ".join(["9,500 requests in 19 windows, spread evenly over 50,000.", *traffic.assumed])
     times = [request.arrived_s for window in traffic.windows for request in window]
     assert times == sorted(times)
     first = traffic.windows[3]
@@ -86,3 +86,14 @@ def test_methods_that_draft_with_a_model_are_also_tried_with_k_by_batch_size() -
     assert scheduled.config["num_speculative_tokens"] == max(k for *_, k in ranges) <= 5
     assert ranges[0][0] == 1
     assert all(later[0] == earlier[1] + 1 and later[2] < earlier[2] for earlier, later in pairwise(ranges))
+
+
+def test_sessions_begin_at_times_of_their_own() -> None:
+    records = [
+        TraceRecord(f"{n}", float(n % 5), session=f"{n // 5}", think_time_s=1.0 if n % 5 else None, prompt_tokens=9)
+        for n in range(100)
+    ]
+    with pytest.raises(ValueError, match="all 20 sessions begin at the same time; give --rate"):
+        sampled(records)
+    last = sampled(records, rate=0.1).windows[-1][-1]
+    assert last.arrived_s == pytest.approx(1000, rel=0.5)

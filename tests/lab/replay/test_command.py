@@ -95,6 +95,23 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         assert spent == [name, "35", *(f"{one['e2e_s'][which]:.3f}" for which in one["e2e_s"])]
 
 
+def test_a_long_replay_says_how_to_get_intervals(pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (AZURE, "--config", pool, "--policy", "random", "--policy", "round_robin")
+    hint = "Intervals for so many requests take a while: --replications 6 makes them."
+    assert hint not in run(*given)[1]
+    monkeypatch.setattr("lab.statistics._FEW_REQUESTS", 100)
+    assert hint in run(*given)[1]
+
+
+def test_requests_that_no_replica_serves_are_said_to_be_in_no_figure(pool: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    sizes = [100, 200_000]
+    write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=n, output_tokens=9) for n in sizes])
+    printed, document = invoked.figures("replay", tmp_path, trace, "--config", pool)
+    assert printed.count("\n1 requests are in no figure: with prompt and answer they are longer than") == 1
+    assert len(document["assumed"]) == 3
+
+
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_also_in_parallel_processes(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
 from lab.simulation.replica_spec import ReplicaSpec
-from lab.simulation.request import ReplayRequest, features_of, replay_request
+from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.simulate import Replayed, replay
 from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
@@ -260,4 +260,5 @@ def test_a_record_has_the_features_that_the_policy_saw() -> None:
         baseline_only=("min_p",), qps=2.5, in_flight=4, workload="code",
     )  # fmt: skip
     names = [name for name in TraceRecord.__dataclass_fields__ if name in RequestFeatures.__dataclass_fields__]
-    assert features_of(TraceRecord(**{name: getattr(known, name) for name in names})) == known
+    record = TraceRecord(**{name: getattr(known, name) for name in names})
+    assert replay_request(record, 0.0, 1.0).features == known

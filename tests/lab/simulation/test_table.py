@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,4 +74,25 @@ def test_arrival_times_can_be_replaced() -> None:
 def test_requests_that_are_not_inference_are_left_out() -> None:
     records = [TraceRecord(endpoint=endpoint, prompt_tokens=9) for endpoint in ("chat", "other", "embeddings")]
     with request_table(records, 0.7) as table:
-        assert [request.features.endpoint for request in table] == ["chat", "embeddings"]
+        assert [request.features.endpoint for request in table] == ["chat"]
+        assert table.assumed[0] == "2 requests of the trace generate no text and are left out."
+
+
+def test_what_the_trace_does_not_say_is_said() -> None:
+    known = TraceRecord(workload="code", temperature=0.0, output_token_ids=[1], output_tokens=1, acceptance={"a": 2.0})
+    with request_table([known, TraceRecord(output_tokens=5, temperature=0.0)], 0.7) as table:
+        first, second = table.assumed
+    assert first.startswith("Of 2 requests 1 say which drafts were accepted, and 1 have tokens, on which n-gram and ")
+    assert second == "Other drafts are accepted as by the calibration, as in chat where no kind of text is named (1)."
+    unlike = [replace(known, error="failed"), replace(known, n=2), replace(known, cached_tokens=16)]
+    with request_table([known, *unlike], 0.7) as table:
+        assert table.assumed == [
+            "1 had failed, and are played with what they got of an answer, at least a token.",
+            "1 ask for several answers, which are played as one as long as all of them.",
+            "1 had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
+        ]
+    with request_table([known, known], 0.7) as table:
+        assert table.assumed == []
+    with request_table([TraceRecord()], 0.7) as table:
+        assert table.assumed[0] == "1 answers of unknown length have 220 tokens, or max_tokens if fewer."
+        assert table.assumed[2].endswith("(1), at temperature 0.7 where none is recorded (1).")

@@ -19,7 +19,7 @@ from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLine, TraceError
 from lab.trace.read import FORMATS, detect_format, read_trace
 from lab.trace.record import TraceRecord
-from lab.trace.write import WRITTEN_FORMATS, write_trace
+from lab.trace.write import WRITERS, write_trace
 from tests.support.paths import DATA
 
 MADE_UP = DATA / "made_up"
@@ -167,7 +167,7 @@ def test_no_line_is_held_beyond_a_bound(tmp_path: Path, form: str, monkeypatch: 
     assert "longer than 1 MiB: not a trace" in broken[-1].why
 
 
-@pytest.mark.parametrize("form", WRITTEN_FORMATS)
+@pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_what_is_written_can_be_read(tmp_path: Path, form: str, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
@@ -210,6 +210,20 @@ def test_times_are_seconds_or_iso(tmp_path: Path, given: str, seconds: float) ->
         assert read(written(tmp_path, content))[0][0].arrived_at == seconds
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e-6, 1e-9])
+def test_times_that_cannot_be_seconds_are_refused(tmp_path: Path, unit: float) -> None:
+    path = written(tmp_path, lines({"arrived_at": round(1767268800 / unit), "prompt_tokens": 1}))
+    with pytest.raises(TraceError, match="milliseconds or less"):
+        read(path)
+
+
+@pytest.mark.parametrize("more", [{}, {"chat_id": 1, "parent_chat_id": -1}])
+def test_a_time_with_a_unit_is_a_number(tmp_path: Path, more: dict[str, int]) -> None:
+    document = {"timestamp": "2026-01-01T00:00:00Z", "input_length": 9, "output_length": 2, **more}
+    with pytest.raises(TraceError, match="expected a number, not a text"):
+        read(written(tmp_path, lines(document)))
+
+
 def test_azure_says_lengths_and_in_its_name_the_workload() -> None:
     records, _ = read(DATA / "AzureLLMInferenceTrace_code.csv")
     assert len(records) == 40
@@ -218,13 +232,14 @@ def test_azure_says_lengths_and_in_its_name_the_workload() -> None:
 
 def test_lines_of_a_table_that_are_wrong(tmp_path: Path) -> None:
     rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "1,2,3", "", "1,x,3", "caf\xe9", "9,8,7,6", ",1,1", "3,-1,1"]
+    rows.append(f"3,{2**64},1")
     records, broken = read(written(tmp_path, "\r\n".join([*rows, '"4","5","6"']).encode("latin-1")))
     assert [(one.id, one.arrived_at, one.prompt_tokens) for one in records] == [
         ("2", 1.0, 2),
         ("6", 9.0, 8),
-        ("9", 4.0, 5),
+        ("10", 4.0, 5),
     ]
-    assert [one.number for one in broken] == [4, 5, 7, 8]
+    assert [one.number for one in broken] == [4, 5, 7, 8, 9]
     assert broken[0].why == "expected a time and two whole numbers: 1,x,3"
 
 
@@ -427,6 +442,33 @@ def test_each_answer_among_messages_is_a_request(tmp_path: Path, content: bytes,
     assert (first.model, second.model) == (model, model)
     assert (first.turns, first.prompt_tokens, first.output_tokens, first.output) == (1, 12, 20, "a" * 80)
     assert (second.turns, second.prompt_tokens, second.output_tokens) == (3, 33, 5)
+
+
+def test_turns_of_tools_and_images_stay_in_a_conversation(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "a" * 80}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "q" * 40}, image]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "r" * 40},
+        {"role": "assistant", "content": "b" * 20},
+    ]
+    (first, second), broken = read(written(tmp_path, lines({"messages": turns})))
+    assert (first.prompt_tokens, first.output_tokens, first.output) == (1010, 20, "a" * 80)
+    assert (second.prompt_tokens, second.messages, broken) == (1040, turns[:3], [])
+    named = [{"from": "human", "value": "q"}, {"from": "function_call", "value": "a" * 80}]
+    [third] = read(written(tmp_path, lines({"conversations": named})))[0]
+    assert third.output_tokens == 20
+
+
+def test_a_batch_counts_tools_and_images(tmp_path: Path) -> None:
+    def tokens(**body: object) -> int:
+        line = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": BODY | body}
+        return read(written(tmp_path, lines(line)))[0][0].prompt_tokens
+
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]}
+    assert tokens(messages=[*CHAT[:2], image]) == tokens() + 1005
+    assert tokens(tools=[{"type": "function", "function": {"name": "f" * 4000}}]) > tokens() + 1000
 
 
 @pytest.mark.parametrize(

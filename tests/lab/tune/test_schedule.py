@@ -58,7 +58,7 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
     assert mean_s("k as it is", 0.25) < 0.8 * mean_s("no speculation", 0.25)
     assert mean_s("k by batch size", 4.0) < mean_s("k as it is", 4.0)
     assert printed.splitlines()[2].startswith("head (eagle3): Set ")
-    assert printed.rstrip().endswith("The first 400 of 400 requests, each way once: what differs little may be chance.")
+    assert "The first 400 of 400 requests, each way once: what differs little may be chance." in printed
     assert "# head (eagle3): Set " in out.read_text()
     assert "# Step times of plain, head: llama-3.1-8b-h100." in out.read_text()
     written = yaml.safe_load(out.read_text())["backends"]["head"]
