@@ -241,7 +241,8 @@ async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None
     for room in gateway.rooms:
         room.start()
     await gateway.state.start()
-    gateway.peer_exchange.start()
+    for exchange in gateway.peer_exchanges:
+        exchange.start()
     await gateway.pool.start()
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
@@ -251,7 +252,8 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             await room.stop()
-    await gateway.peer_exchange.stop()
+    for exchange in gateway.peer_exchanges:
+        await exchange.stop()
     await gateway.state.stop()
     gateway.metrics.flush()  # other workers still report this worker's counts
     await gateway.pool.stop()
