@@ -264,9 +264,12 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
 
 
 async def _tick(gateway: Gateway) -> None:
-    """Run the periodic tasks every half second."""
+    """Run the periodic tasks every half second; if this process was late, once it has read what came meanwhile."""
     while True:
+        due_s = time.monotonic() + _TICK_S
         await asyncio.sleep(_TICK_S)
+        if time.monotonic() - due_s > _TICK_S:
+            await asyncio.sleep(_TICK_S)
         with background.guarded("tick", of="requests"):
             gateway.relay.sweep()
         with background.guarded("tick", of="what has left"):
