@@ -75,14 +75,8 @@ class EventStream:
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
-        if self._held:
-            if self._has_cr:
-                data = data.replace(b"\r", b"\n")
-            end = self._held[-3:] + data
-            self._held += data
-            if _END.search(end) is None and len(self._held) <= _HOLD_LIMIT_BYTES:
-                return b""
-            data, self._held = bytes(self._held), bytearray()
+        if self._held and not (data := self._joined(data)):
+            return data
         if not self.events and not self._has_cr:
             self._has_cr = _CR_ENDS_LINE.match(data) is not None
         if self._has_cr:
@@ -114,6 +108,17 @@ class EventStream:
         if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
             return data
         return self.habits.hide(data)
+
+    def _joined(self, data: bytes) -> bytes:
+        """Return held and new data, which are not copied for each read: nothing while no event is complete in them."""
+        if self._has_cr:
+            data = data.replace(b"\r", b"\n")
+        end = self._held[-3:] + data
+        self._held += data
+        if _END.search(end) is None and len(self._held) <= _HOLD_LIMIT_BYTES:
+            return b""
+        joined, self._held = bytes(self._held), bytearray()
+        return joined
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""

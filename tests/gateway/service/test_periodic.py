@@ -50,7 +50,7 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
 
 async def stand_still(wire: Wire) -> None:
     """Answer after the whole process, so also the gateway, has stood still."""
-    time.sleep(1.5)
+    time.sleep(1.5)  # noqa: ASYNC251 -- nothing else may run
     for _ in range(10):  # turns of the event loop, in which the gateway looks for silent backends
         await asyncio.sleep(0)
     await well(wire)
