@@ -283,6 +283,8 @@ class Pool:
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
+        if result.engine is not None and result.engine.started_s == watch.ending_s:
+            result = ProbeResult("another engine is started in its place", is_certain=True)
         watch.serves = result.serves
         self.unlike.compare_names(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
         for what in result.ignored:

@@ -236,15 +236,15 @@ class Probe:
 
         The next request gets another connection: where several engines share an address, one shows but one of them.
         """
-        async with self._client.stream("GET", "/metrics", headers={"connection": "close"}) as answer:
-            if answer.status_code != 200:
-                return None, ()
-            reader = MetricsReader()
-            try:
+        reader = MetricsReader()
+        try:
+            async with self._client.stream("GET", "/metrics", headers={"connection": "close"}) as answer:
+                if answer.status_code != 200:
+                    return None, ()
                 async for part in parts_of(answer, MOST_PAGE_BYTES):
                     reader.feed(part)
-            except UnboundedError:
-                return None, ("metrics",)
+        except (UnboundedError, httpx.ReadTimeout):  # a page that takes long is no failed health check
+            return None, ("metrics",)
         page = reader.metrics()
         return page, () if page is None else page.ignored
 

@@ -40,7 +40,7 @@ class Watch:
         self.has_left = False  # the pool, though requests to it may be in flight
         self.task: asyncio.Task[None] | None = None
         self.are_several = False  # whether several engines answer at its address
-        # When the engine there began that the gateway is about to end, for one that speculates as said; None for none.
+        # When the engine there began that the gateway ends, to start one that speculates as said; None for none.
         self.ending_s: float | None = None
         self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
         # Tokens of answers of the peers whose steps are known, and these steps, so far.
@@ -167,7 +167,7 @@ class Watch:
     def _read(self, page: EngineMetrics, now_s: float) -> None:
         """Compare what an engine counts with what was said and with its answers, and take in its load."""
         backend, engine = self.backend, self.backend.engine
-        if page.started_s != self.ending_s and compare(backend, page):
+        if compare(backend, page):
             if engine.contradictions:
                 logger.warning("%s: %s", self.label, backend.contradiction)
             else:

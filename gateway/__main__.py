@@ -1,6 +1,17 @@
-"""Entry point of `python -m gateway`."""
+"""Entry point of `gateway` and of `python -m gateway`."""
 
-from gateway.cli.app import main
+import sys
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it without a traceback also while it is imported."""
+    try:
+        from gateway.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":  # worker processes import this module too
     main()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -66,7 +66,7 @@ class Gateway:
     admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
     state: State  # state that outlives the process and is shared with others
     peers: Peers  # the other processes that serve the pool, as known to this one
-    peer_exchange: PeerExchange  # exchanges reports with them
+    peer_exchanges: Sequence[PeerExchange]  # of reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
     # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
     leaving: list[Callable[[], bool]] = field(default_factory=list)

@@ -15,6 +15,8 @@ from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES: Final = 1 << 20
 _LF: Final = 10
+_END: Final = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+"""The end of an event, with any of the line ends."""
 _CR_ENDS_LINE: Final = re.compile(rb"[^\r\n]*\r[^\n]")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # What marks the events that carry output, for endpoints where not every event does.
@@ -62,7 +64,7 @@ class EventStream:
         self._goes_on = b"" if self._of_the_end or has_choices else _GOES_ON
         self.ending = StreamEnding(endpoint)
         self.withheld = b""  # events from where the engine gave up the stream; empty if it has not
-        self._held = b""
+        self._held = bytearray()
         self._has_cr = False  # for LF, which is passed on in its place: both are line ends by the standard
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
         self.events = 0  # events passed on
@@ -73,8 +75,8 @@ class EventStream:
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._held and not (data := self._joined(data)):
+            return data
         if not self.events and not self._has_cr:
             self._has_cr = _CR_ENDS_LINE.match(data) is not None
         if self._has_cr:
@@ -84,7 +86,7 @@ class EventStream:
             lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
             end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
             if len(data) - end <= _HOLD_LIMIT_BYTES:
-                data, self._held = data[:end], data[end:]
+                data, self._held = data[:end], bytearray(data[end:])
                 if not data:
                     return data
             else:
@@ -106,6 +108,17 @@ class EventStream:
         if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
             return data
         return self.habits.hide(data)
+
+    def _joined(self, data: bytes) -> bytes:
+        """Return held and new data, which are not copied for each read: nothing while no event is complete in them."""
+        if self._has_cr:
+            data = data.replace(b"\r", b"\n")
+        end = self._held[-3:] + data
+        self._held += data
+        if _END.search(end) is None and len(self._held) <= _HOLD_LIMIT_BYTES:
+            return b""
+        joined, self._held = bytes(self._held), bytearray()
+        return joined
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
@@ -145,12 +158,12 @@ class EventStream:
 
     def restart(self) -> None:
         """Drop what the client has not got: another engine goes on with the stream."""
-        self.withheld = self._held = b""
+        self.withheld, self._held = b"", bytearray()
         self.watcher, self.ending.error_status, self.ending.flaw = None, 0, ""
 
     def rest(self) -> bytes:
         """Return the held data, at the end of the stream."""
-        held, self._held = self._held, b""
+        held, self._held = bytes(self._held), bytearray()
         if held:
             held = self._read_ending(held)
             self._recent.append(held)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from backends import background
 from gateway.peers.live import Live
@@ -35,11 +34,11 @@ _LEAVE_S = 1.0
 
 
 class PeerExchange:
-    """Sends the reports of this process, and has `peers` apply those of others."""
+    """Sends the reports of this process to one place, and has `peers` apply those of others that are there."""
 
-    def __init__(self, peers: Peers, live: Live | None, registry: Registry) -> None:
+    def __init__(self, peers: Peers, live: Live, registry: Registry) -> None:
         self._peers = peers
-        self._live = live  # None for a process without peers
+        self._live = live
         self._alive = registry.gauge("gateway_peers")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
         self._task: asyncio.Task[None] | None = None
@@ -49,15 +48,14 @@ class PeerExchange:
         self._is_foreign_told = False
 
     def start(self) -> None:
-        """Begin to exchange reports, if there is anybody to exchange them with."""
-        if self._live is not None:
-            self._task = background.keep_running("peers", partial(self._run, self._live))
+        """Begin to exchange reports."""
+        self._task = background.keep_running("peers", self._run)
 
-    async def _run(self, live: Live) -> None:
+    async def _run(self) -> None:
         while True:
             began_s = time.monotonic()
             self._peers.update()
-            is_reported = await self._exchange(live) or began_s - self._exchanged_s > SILENT_S
+            is_reported = await self._exchange() or began_s - self._exchanged_s > SILENT_S
             alive = self._peers.settle(is_reported=is_reported)
             self._alive.set(alive)
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
@@ -70,37 +68,35 @@ class PeerExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        live, self._live = self._live, None
-        if live is not None:
-            with contextlib.suppress(StateError, TimeoutError):
-                leaving = asyncio.get_running_loop().run_in_executor(self._thread, live.leave)
-                await asyncio.wait_for(leaving, _LEAVE_S)
+        with contextlib.suppress(StateError, TimeoutError):
+            leaving = asyncio.get_running_loop().run_in_executor(self._thread, self._live.leave)
+            await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)
 
-    async def _exchange(self, live: Live) -> bool:
+    async def _exchange(self) -> bool:
         """Return whether the last report has been written."""
         number, gone = self._peers.number, self._peers.gone()
         report = self._peers.report if number != self._written else b""
         try:
-            reports = await asyncio.get_running_loop().run_in_executor(self._thread, live.exchange, report, gone)
+            reports = await asyncio.get_running_loop().run_in_executor(self._thread, self._live.exchange, report, gone)
         except StateError as error:
             if not self._failures:
-                logger.warning("%s: %s; this process goes by its own counts until then", error.kind, error)
+                logger.warning("%s: %s; this gateway goes by its own counts until then", error.kind, error)
             self._failures += 1
             return False
         if self._failures or not self._written:
-            logger.info("requests in flight and limits are shared through %s", live.location)
+            logger.info("requests in flight and limits are shared through %s", self._live.location)
         self._failures, self._written, self._exchanged_s = 0, number, time.monotonic()
         for report in reports:
             with background.guarded("peers", of="a report"):
-                self._receive(report, live)
+                self._receive(report)
         return True
 
-    def _receive(self, report: bytes, live: Live) -> None:
+    def _receive(self, report: bytes) -> None:
         try:
             self._peers.receive(report)
         except ValueError:
             if not self._is_foreign_told:
                 text = "a report at %s is not understood: a process of another version shares nothing with this one"
-                logger.warning(text, live.location)
+                logger.warning(text, self._live.location)
             self._is_foreign_told = True

@@ -242,7 +242,8 @@ async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None
     for room in gateway.rooms:
         room.start()
     await gateway.state.start()
-    gateway.peer_exchange.start()
+    for exchange in gateway.peer_exchanges:
+        exchange.start()
     await gateway.pool.start()
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
@@ -252,7 +253,8 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             await room.stop()
-    await gateway.peer_exchange.stop()
+    for exchange in gateway.peer_exchanges:
+        await exchange.stop()
     await gateway.state.stop()
     gateway.metrics.flush()  # other workers still report this worker's counts
     await gateway.pool.stop()
@@ -263,9 +265,12 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
 
 
 async def _tick(gateway: Gateway) -> None:
-    """Run the periodic tasks every half second."""
+    """Run the periodic tasks every half second; if this process was late, once it has read what came meanwhile."""
     while True:
+        due_s = time.monotonic() + _TICK_S
         await asyncio.sleep(_TICK_S)
+        if time.monotonic() - due_s > _TICK_S:
+            await asyncio.sleep(_TICK_S)
         with background.guarded("tick", of="requests"):
             gateway.relay.sweep()
         with background.guarded("tick", of="what has left"):

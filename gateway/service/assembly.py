@@ -32,7 +32,7 @@ from gateway.routing.router import Router, Sent, Slo
 from gateway.routing.series import RequestSeries
 from gateway.routing.sticky import ResponseLocations
 from gateway.service.default_temperature import assumed_temperature, known_temperature
-from gateway.service.stores import open_live, open_store, read_launched
+from gateway.service.stores import open_lives, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 from policies.build import build
@@ -104,8 +104,9 @@ def assemble(
     locations, sent = ResponseLocations(), deque[tuple[Backend, RequestFeatures]](maxlen=MOST_PROMPTS)
     peers = Peers(pool, limits, locations, sent)
     peers.follow(access.keyring, models, {name: queue.shares for name, queue in queues.items()})
-    live = open_live(settings, run_dir, peers.writer)
-    router = _router(settings, models, pool, locations, None if live is None else sent)
+    lives = open_lives(settings, run_dir, peers.writer)
+    metrics.gauge("gateway_peers")  # which is 0 for a process without peers
+    router = _router(settings, models, pool, locations, sent if lives else None)
     state = State(open_store(settings.state), learners_of(models), metrics)
     policy_versions = policy_versions_of(models, state.documents)
     for versions in policy_versions.values():
@@ -119,7 +120,7 @@ def assemble(
         admin_access,
         state,
         peers,
-        PeerExchange(peers, live, metrics),
+        [PeerExchange(peers, live, metrics) for live in lives],
         policy_versions,
         reload=reload,
         launched=dict if run_dir is None else functools.partial(read_launched, run_dir),

@@ -102,11 +102,11 @@ class Server:
 
     async def _wait_for_ends(self) -> None:
         """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""
-        for companion in self._companions:
-            await companion.stop(self._gateway.settings.server.drain_s)
+        end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
         for connection in list(self.connections):
             connection.shutdown()
-        end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
+        for companion in self._companions:
+            await companion.stop(self._gateway.settings.server.drain_s)
         await asyncio.sleep(_POLL_S)
         while self._has_work() and time.monotonic() < end_s:  # noqa: ASYNC110 -- there is no event for the last of them
             await asyncio.sleep(_POLL_S)

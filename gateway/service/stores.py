@@ -30,14 +30,16 @@ def open_store(state: StateSettings | None) -> Store | None:
     return SqliteStore(state.file) if state.file is not None else None
 
 
-def open_live(settings: PoolSettings, run_dir: Path | None, writer: str) -> Live | None:
-    """Return the exchange with peers: through Redis, or else the folder of workers; None for a lone process."""
-    state = settings.state
-    if state is not None and state.redis is not None:
+def open_lives(settings: PoolSettings, run_dir: Path | None, writer: str) -> list[Live]:
+    """Return where reports are exchanged with peers: in Redis, and by workers in a folder, which is always there."""
+    lives: list[Live] = []
+    if run_dir is not None and settings.server.workers > 1:
+        lives.append(LiveFolder(run_dir / PEERS, writer))
+    if settings.state is not None and settings.state.redis is not None:
         from gateway.peers.live_redis import LiveRedis
 
-        return LiveRedis(state.redis.get_secret_value(), state.prefix, writer)
-    return None if run_dir is None or settings.server.workers == 1 else LiveFolder(run_dir / PEERS, writer)
+        lives.append(LiveRedis(settings.state.redis.get_secret_value(), settings.state.prefix, writer))
+    return lives
 
 
 def describe(state: StateSettings | None) -> str:

@@ -25,7 +25,8 @@ _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _BACKOFF_RESET_S = 60.0
 """A worker that ran for so long is restarted after the first backoff again."""
-_GRACE_S = 10.0
+_GRACE_S = 40.0
+"""What a worker may take beyond `drain_s`: its parts wait at their end for what they write."""
 _SILENT_S = 30.0
 """Without a message for so long a worker is killed: its event loop stands still, and its requests with it."""
 _START_S = 90.0

@@ -345,8 +345,10 @@ async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> N
     await joining.watch.probe.close()
 
 
-async def test_an_engine_that_is_about_to_end_contradicts_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The gateway ends it to start another one at its address; what that one shows counts."""
+async def test_an_engine_that_the_gateway_ends_is_not_up_and_contradicts_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another one is started at its address; what that one shows counts."""
     said = "m/a: the pool file says baseline"
     page = b"vllm:num_requests_running 0\nvllm:spec_decode_num_drafts_total 0\nprocess_start_time_seconds %d\n"
     async with running_pool(lambda upstream: setattr(upstream, "metrics", page % 7)) as (pool, backend, upstream):
@@ -355,7 +357,9 @@ async def test_an_engine_that_is_about_to_end_contradicts_nothing(caplog: pytest
         backend.said = Speculation(Method.SUFFIX, DraftSchedule(24))
         caplog.clear()
         pool.update([later], await pool.probe([later], RULES, 5.0), RULES)
-        await eventually(lambda: later.health.state is State.UP)
+        assert later.health.state is State.DOWN
+        assert later.health.reason == "another engine is started in its place"
         assert not [line for line in caplog.messages if line.startswith(said)]
         upstream.metrics = page % 8
-        await eventually(lambda: [line for line in caplog.messages if line.startswith(said)])
+        await eventually(lambda: later.health.state is State.UP)
+        assert [line for line in caplog.messages if line.startswith(said)]

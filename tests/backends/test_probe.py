@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from backends.backend import Backend
 from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
-from tests.support.upstream import Behaviour, Upstream, Wire
+from tests.support.upstream import Behaviour, Upstream, Wire, hang
 from tests.support.waiting import eventually
 
 LINE = b"# a comment\n"
@@ -25,8 +25,8 @@ PAGE = b"vllm:num_requests_running 1\n"
 
 
 @contextlib.asynccontextmanager
-async def probe_of(url: str) -> AsyncIterator[Probe]:
-    probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
+async def probe_of(url: str, timeout_s: float = 5.0) -> AsyncIterator[Probe]:
+    probe = Probe(Backend("a", "m", Method.BASELINE, url), timeout_s)
     try:
         yield probe
     finally:
@@ -100,6 +100,12 @@ async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behavi
             assert (result.problem, result.engine, result.ignored) == (None, None, ("metrics",))
             if page is not a_bomb:
                 await eventually(lambda: upstream.aborted == 1)  # no more of it is read
+
+
+async def test_a_metrics_page_that_takes_long_is_no_failed_health_check() -> None:
+    async with Upstream("a", "m", metrics_behaviour=hang) as upstream, probe_of(upstream.url, 0.5) as probe:
+        result = await probe.run(admit=True)
+    assert (result.problem, result.late, result.engine, result.ignored) == (None, False, None, ("metrics",))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_each_request_of_a_batch_is_drafted_as_deep_as_it_asks(served: Served, b
     before = drafted()
     with ThreadPoolExecutor(len(DEPTHS)) as threads:
         asked = [threads.submit(ask_depth, served, backend, depth) for depth in DEPTHS]
-        eventually_blocking(lambda: served.metric("vllm:num_requests_running", url) == len(DEPTHS), START_S)
+        eventually_blocking(lambda: served.metric("vllm:num_requests_running", url) > 1, START_S)
         answers = dict(zip(DEPTHS, [each.result() for each in asked], strict=True))
     found = {depth: said for depth, (_, said) in answers.items()}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +208,20 @@ def test_the_key_of_the_environment_takes_the_place_of_no_other(
     assert (read_pool(small).admin.digest == digest("from-outside")) is is_taken
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "")
     assert read_pool(small).admin.digest == load_pool(small).admin.digest
+
+
+def test_ctrl_c_while_modules_are_imported_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    with subprocess.Popen(
+        [sys.executable, "-m", "gateway"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
+    assert process.returncode == 130

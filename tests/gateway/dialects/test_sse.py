@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,13 @@ def test_an_event_without_end_is_held_only_up_to_a_limit() -> None:
     stream = EventStream(Endpoint.CHAT)
     assert stream.feed(b"x" * (1 << 20)) == b""
     assert len(stream.feed(b"x" * 10)) == (1 << 20) + 10
+
+
+def test_an_event_in_tiny_pieces_is_not_copied_for_each() -> None:
+    whole = b"data: " + b"x" * 1_000_000 + b"\n\n"
+    stream, began_s = EventStream(Endpoint.CHAT), time.process_time()
+    assert b"".join(stream.feed(whole[at : at + 8]) for at in range(0, len(whole), 8)) == whole
+    assert time.process_time() - began_s < 4.0, "with a copy for each piece, more than a minute"
 
 
 def test_usage_is_found_however_the_reads_split_the_stream() -> None:

@@ -18,7 +18,7 @@ from tests.gateway.peers.test_peers import admits
 from tests.support.peer_process import PeerProcess
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.registered_metrics import value_of
-from tests.support.waiting import eventually, stays
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,10 @@ async def gateways(redis: RedisServer, count: int = 2, url: str = "") -> AsyncIt
 
 
 async def test_what_a_gateway_leaves_behind(redis: RedisServer) -> None:
-    async with gateways(redis) as (one, two):
+    async with gateways(redis, 1) as (one,):
+        two = Gateway(redis.url)
         two.backends[0].in_flight = 4
+        two.exchange.start()
         await eventually(lambda: one.load() == [4, 0])
         await two.exchange.stop()
         assert redis.client.hkeys("test:live") == [one.peers.writer.encode()]
@@ -117,11 +119,3 @@ async def test_other_things_in_the_hash_are_ignored(redis: RedisServer, caplog: 
         redis.client.delete("test:live")
         two.backends[0].in_flight = 5
         await eventually(lambda: one.load() == [5, 0])
-
-
-async def test_without_peers_nothing_runs(redis: RedisServer) -> None:
-    process = PeerProcess(time.monotonic)
-    exchange = PeerExchange(process.peers, None, Registry())
-    exchange.start()
-    await stays(lambda: process.peers.number == 0, for_s=0.1)
-    await exchange.stop()

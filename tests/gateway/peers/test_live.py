@@ -27,7 +27,7 @@ def test_strays_in_the_folder_stop_no_report(tmp_path: Path) -> None:
 
 async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) -> None:
     good, reader = (PeerProcess(time.monotonic) for _ in range(2))
-    folder, exchange = LiveFolder(tmp_path, reader.peers.writer), PeerExchange(reader.peers, None, Registry())
+    exchange = PeerExchange(reader.peers, LiveFolder(tmp_path, reader.peers.writer), Registry())
     huge = "9" * 400  # as many requests as no float holds
     for number in range(1, 4):
         use = f"[{huge},{huge},0,0,1,1e300,1e300]"
@@ -37,6 +37,6 @@ async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) ->
         good.backends[0].in_flight = number
         good.peers.update()
         LiveFolder(tmp_path, good.peers.writer).exchange(good.peers.report, ())
-        assert await exchange._exchange(folder)
+        assert await exchange._exchange()
     reader.peers.settle(is_reported=True)
     assert reader.load() == [3, 0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ADMIN_KEY, Command, gateway_command, until
+from tests.support.command import ADMIN_KEY, Command, gateway_command, until, until_ready
 from tests.support.pool_file import CHAT, write_pool
 from tests.support.redis_server import redis_server
 from tests.support.upstream import Wire, upstreams_in_thread, well
@@ -91,6 +91,30 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
         until(lambda: "gateway_peers 0.0" in two.get("/metrics").text)
         for connection in held:
             connection.close()
+
+
+@pytest.mark.slow
+def test_workers_drain_together_while_redis_is_away(tmp_path: Path) -> None:
+    with upstreams_in_thread("ab", "m", hold) as (a, b), redis_server() as redis:
+        pool = write_pool(
+            tmp_path / "pool.yaml",
+            {"a": a.url, "b": b.url},
+            state={"redis": redis.url},
+            health={"interval_s": 0.2},
+            admin={"key": ADMIN_KEY},
+        )
+        with gateway_command(pool, tmp_path, "--workers", "2") as gateway:
+            until_ready(gateway)
+            redis.kill()
+            until(lambda: gateway.printed().count("this gateway goes by its own counts until then") == 1)
+            gateway.post("/admin/drain", {"model": "m", "backend": "a"}, headers=gateway.admin)
+
+            def states() -> set[str]:
+                """Return the states of the replica in whichever workers answer."""
+                pools = [gateway.get("/admin/pool", headers=gateway.admin).json() for _ in range(12)]
+                return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
+
+            until(lambda: states() == {"draining"}, what="both workers have drained it")
 
 
 @pytest.mark.slow

@@ -17,13 +17,19 @@ from typing import Any
 import httpx
 import pytest
 
+from backends import background
 from gateway.config.pool_file import PoolFile
 from gateway.listening.listener import listen
+from gateway.peers import exchange
+from gateway.rooms.batches import room as batches
+from gateway.rooms.recorder import recorder
+from gateway.rooms.reports import room as reports
 from gateway.routing.keys import digest
-from gateway.service import workers
+from gateway.service import server, workers
 from gateway.service.replicas import plan
 from gateway.service.worker import Assignment, Configuration, work
 from gateway.service.workers import Workers
+from gateway.state import sync
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import Wire, upstreams_in_thread, well
@@ -193,6 +199,12 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
             again = caplog.text.count("worker 0 exited with status -9; restarting it in ")
             assert caplog.text.count("worker 0 exited with status -9; restarting it in 0.05 s") == again >= restarts
             await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
+
+
+def test_a_worker_is_given_the_time_that_its_parts_may_take_to_end() -> None:
+    rooms_s = batches._END_S + recorder._STOP_S + 2 * reports._STOP_S  # an access log and spans
+    state_s = 2 * exchange._LEAVE_S + sync._STOP_TIMEOUT_S + sync._CLOSE_TIMEOUT_S
+    assert server._ABORT_S + rooms_s + state_s + background._LAST_S <= workers._GRACE_S
 
 
 def first_works(assignment: Assignment, link: socket.socket) -> None:

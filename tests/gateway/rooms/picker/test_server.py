@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -18,6 +20,8 @@ from gateway.relay.context import STOPPING
 from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest, ProcessingResponse
 from gateway.rooms.picker.server import SERVICE, PickerServer
 from tests.gateway.rooms.picker.played_proxy import BODY, CHAT, IDLE, JSON, PlayedProxy, http_headers, response_headers
+from tests.support.command import gateway_command
+from tests.support.pool_file import NOWHERE, write_pool
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 
 PROCESS = f"/{SERVICE}/Process"
@@ -136,6 +140,25 @@ async def test_requests_whose_calls_are_reset_leave_nothing(caplog: pytest.LogCa
         await eventually(lambda: proxy.in_flight() == IDLE)
         assert (await read(await begun(channel, *COMPLETE))).HasField("request_headers")
     assert not caplog.messages
+
+
+@pytest.mark.slow
+def test_clients_beside_the_proxy_are_told_at_once_that_the_gateway_ends(tmp_path: Path) -> None:
+    pool = write_pool(tmp_path / "pool.yaml", {"a": NOWHERE}, server={"drain_s": TIMEOUT_S})
+    with gateway_command(pool, tmp_path, "--listen", "127.0.0.1:0", subcommand="picker") as gateway:
+        address = "127.0.0.1", int(gateway.url.rpartition(":")[2])
+        messages: SimpleQueue[ProcessingRequest] = SimpleQueue()
+        with grpc.insecure_channel(gateway.picker) as channel, socket.create_connection(address, TIMEOUT_S) as client:
+            call: Any = channel.stream_stream(PROCESS, ProcessingRequest.SerializeToString)(iter(messages.get, None))
+            messages.put(ProcessingRequest(request_headers=http_headers([(":method", "POST"), (":path", CHAT)])))
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            gateway.process.terminate()
+            client.settimeout(TIMEOUT_S / 2)
+            assert client.recv(4096) == b"", "closed, while a call of the proxy goes on"
+            assert call.is_active()
+            call.cancel()
+        assert gateway.process.wait(TIMEOUT_S) == 0
 
 
 async def test_calls_end_well_when_the_picker_stops() -> None:
