@@ -28,7 +28,7 @@ _FIGURES: Final = {
     "request_s": "seconds a request",
     "ttft_s": "seconds to the first token",
     "tpot_s": "seconds a token after it",
-    "tokens_per_replica_s": "tokens/s of a replica",
+    "tokens_per_replica_s": "tokens/s asked of a replica",
     "failed": "failed",
     "missed": "share that missed its objective",
 }
