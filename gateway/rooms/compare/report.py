@@ -174,7 +174,7 @@ def cost_of(document: Mapping[str, Any]) -> str:
         return "It is not known what comparing cost: too few blocks of time were as usual."
     return (
         f"While it compared, the time of requests changed by {cost['ratio'] - 1:+.1%} "
-        f"({cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}), by {cost['control']} blocks of time as usual."
+        f"({SHOWN:.0%}: {cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}), by {cost['control']} blocks of time as usual."
     )
 
 
