@@ -168,7 +168,7 @@ def fit(rows: Sequence[Row], stays: int = 1) -> Fit | None:
         scores = np.zeros((count, design.shape[1]))
         np.add.at(scores, cluster, design * deviations[:, None])
         covariance = inverse @ (scores.T @ scores) @ inverse * (count / freedom)
-        # The mean of logarithms is below the logarithm of the mean by half their variance: that of few requests by more.
+        # The mean of logarithms is below the logarithm of the mean by half their variance, more so of few requests.
         first, second = (np.mean(deviations[arms == arm] ** 2) for arm in (0, 1))
         solution[0] += (first - second) / 2.0
     difference, matrix, common = np.zeros(3), np.zeros((3, 3)), np.zeros(3)

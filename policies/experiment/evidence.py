@@ -60,9 +60,9 @@ class Evidence:
                 arms = blocks.setdefault(int(number) + before[id_], {})
                 arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
         self.blocks = dict(sorted(blocks.items()))
-        arms = [self.total(arm) for arm in plan.arms]
+        totals = [self.total(arm) for arm in plan.arms]
         # Blocks of the same conversations show much the same.
-        has_conversations = sum(each.stayed for each in arms) > _FEW_STAYED * sum(each.chosen for each in arms)
+        has_conversations = sum(each.stayed for each in totals) > _FEW_STAYED * sum(each.chosen for each in totals)
         self.stays = STAYS if has_conversations else 1
 
     def total(self, arm: str) -> Sums:

@@ -99,6 +99,8 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low
     interval = f"{CERTAIN:.0%}: {least:.1%} to {most:.1%}"
     sentence = f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({interval})"
+    if stage is Stage.OVER:
+        return f"It seems that {sentence}, which is not certain: that takes more time (--for) or more requests."
     if stage is not Stage.DECIDED:
         return f"It seems that {sentence}, which is not certain yet."
     return f"{sentence}{_by_load(finding)}."

@@ -291,7 +291,8 @@ def test_loads_at_which_the_better_arm_loses_are_named(crossing: Crossing | None
     finding = Finding(
         "head", "plain", at, [Point(1.0, 0.5, 0.9, 0.7, 1.2), at, Point(9.0, 3.0, 1.2, 1.1, 1.3)], crossing
     )
-    decided, alike = (_sentence(finding, stage, 0.02) for stage in (Stage.DECIDED, Stage.ALIKE))
+    decided, alike, over = (_sentence(finding, stage, 0.02) for stage in (Stage.DECIDED, Stage.ALIKE, Stage.OVER))
+    assert "which is not certain: that takes more time (--for)" in over
     assert f"(99%: 10.0% to 30.0%); {words}" in decided
     assert f"differ by less than 2% at 3.0 requests in flight per replica; {words}" in alike
 
