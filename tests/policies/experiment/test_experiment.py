@@ -221,6 +221,7 @@ TURNS = Plan("turns", ("learned", "least_loaded"), (), rotates=True, explore=0.0
     [
         (PLAN, {"failed": 60.0}, range(1)),  # an engine has crashed, once
         (PLAN, {"failed": 1.0}, range(60)),  # 0.2% of the requests
+        (PLAN, {"missed": 45.0}, range(2)),  # two blocks are no six
         (TURNS, {"failed": 60.0}, range(1)),
         (TURNS, {"missed": 45.0}, range(1)),  # a burst of traffic
     ],
