@@ -59,6 +59,7 @@ HEAVY: Final = 3.0
 """Factor on the time of a pass of the head that pays at low load only."""
 FAILS_S: Final = 240.0, 840.0
 """When a replica fails and when it is back; what is in flight there is lost."""
+SESSIONS: Final = 16
 TOKENS: Final = {"long": 1000, "cancels": 16}
 """Of the answers that a client asks for on the first arm."""
 
@@ -127,7 +128,8 @@ class Run:
 class Compared(Policy, Learner, Maintained):
     """Compares two arms, within each of which a policy chooses, and plays the trouble of a cell.
 
-    `conversations` have eight turns in the mean; `gateways`: there are two; `fails`: a replica of the first arm is away
+    `conversations` have eight turns in the mean; of `sessions` there are 16 all the time, each of its own kind of work,
+    which a head drafts; `gateways`: there are two; `fails`: a replica of the first arm is away
     for ten minutes; `repeats`: half of the requests are one prompt; `long`: a client with half of the requests sends
     long ones wherever it finds itself on the first arm; `cancels`: it leaves the first arm after 16 tokens.
     """
@@ -232,9 +234,10 @@ def arms_of(ground: Ground, cell: Cell, world: World) -> list[ReplicaSpec]:
             arms = [specs["b"], specs["E" if cell.pair == "head" else "s"]]
         else:
             known = replace(world, target="8B", head_pass=HEAVY).calibration(folder)
-            arms = [ReplicaSpec("plain", Method.BASELINE, {}, known)]
+            head = ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 5}, known)
+            arms = [head if cell.trouble == "sessions" else ReplicaSpec("plain", Method.BASELINE, {}, known)]
             if cell.pair == "crossing":
-                arms.append(ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 5}, known))
+                arms.append(head)
             else:
                 arms.append(replace(arms[0], calibration=_slower(Path(known), 1.0 + float(cell.pair))))
         for each in arms:
@@ -273,6 +276,11 @@ def requests_of(ground: Ground, cell: Cell, seed: int, world: World) -> list[Rep
     if cell.trouble == "repeats":
         requests[1::2] = [requests[0]] * (count // 2)
     timed = [replace(one, arrived_s=at) for one, at in zip(requests, at_s.tolist(), strict=True)]
+    if cell.trouble == "sessions":
+        for number, one in enumerate(timed):
+            like = random.choice(untold[number % SESSIONS % len(untold)])
+            features = replace(like.features, prefix=(number, number + SESSIONS))
+            timed[number] = replace(like, arrived_s=one.arrived_s, features=features)
     talk: tuple[int, ...] = (0,)
     for number, one in enumerate(timed if cell.trouble == "conversations" else ()):
         # A new one, or a further turn of the last.
@@ -369,7 +377,7 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
         if run.looks:
             last = [*run.looks.values()][-1]
             bias.append(last.ratio / truth_of[-1] - 1.0)
-            width.append(math.log(last.high / last.low) / 2.0)
+            width.append(math.log(last.high / last.low) / 2.0 if last.low else math.inf)
     ends_s = median(run.ended_s if run.stage is not Stage.RUNNING else math.inf for run in runs)
     last_true = [each[-1] for each in truths]
     lost, of_all = fmean(run.lost for run in runs), fmean(run.lost_of_all for run in runs)
@@ -411,6 +419,7 @@ CELLS: Final[dict[str, Sequence[Cell]]] = {
         for trouble in ("conversations", "gateways", "fails", "repeats", "long", "cancels")
         for pair in (0.0, 0.05)
     ],
+    "sessions": [Cell(pair, trouble="sessions") for pair in (0.0, 0.05, 0.2)],
     "learned": [Cell(0.05, policy="learned"), Cell("suffix", policy="learned")],
     "crossing": [Cell("crossing", arrivals=arrivals, rate=14.0) for arrivals in ("poisson", "azure", "day")],
 }
@@ -435,7 +444,7 @@ def main() -> None:
         for chosen in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
             cell = replace(chosen, hours=arguments.hours)
             seeds = range(arguments.runs or cell.runs)
-            quiet = replace(cell, trouble=cell.trouble if cell.trouble == "repeats" else "")
+            quiet = replace(cell, trouble=cell.trouble if cell.trouble in ("repeats", "sessions") else "")
             if quiet not in truths:
                 truths[quiet] = run_all([(truth, quiet, seed) for seed in seeds])
             if cell.pair == "crossing" and math.isnan(crossing):

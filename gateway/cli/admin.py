@@ -60,7 +60,7 @@ class Admin:
             response = httpx.request(
                 method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=trusted(), **body
             )
-            answer = response.json()
+            answer = response.json(object_hook=lambda fields: _Answer(fields, url))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = ". Does a gateway run there? --url names another." if isinstance(error, httpx.ConnectError) else ""
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -77,11 +77,11 @@ class Admin:
             if response.status_code == httpx.codes.NOT_FOUND:
                 raise failure(f"{self.url} does not know {path}: it is no gateway, or older than this command")
             raise failure(f"{url} answered {response.status_code}")
-        return _Answer(answer, url) if isinstance(answer, dict) else answer
+        return answer
 
 
 class _Answer(dict[str, Any]):
-    """An answer; a field that is not there ends the command, as who answers is no gateway."""
+    """An object of an answer; a field that is not there ends the command, as who answers is no gateway."""
 
     def __init__(self, fields: dict[str, Any], url: str) -> None:
         super().__init__(fields)

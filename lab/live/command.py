@@ -130,4 +130,5 @@ def _said(
         parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
     parts += [f"{name}: {line}" for name, one in outcomes.items() for line in one.remarks()]
     gateways = dict.fromkeys(one.endpoint.url for name, one in outcomes.items() if document["policies"][name]["shares"])
-    return parts + [f"If {url} compares meanwhile: `gateway compare report --url {url}`." for url in gateways]
+    hint = "If {0} compares meanwhile: `gateway compare report --url {0}`, or with the address of its `admin.listen`."
+    return parts + [hint.format(url) for url in gateways]

@@ -186,6 +186,8 @@ def kind_of(request: RequestFeatures) -> str:
 
 WORK_PER_PROMPT_TOKEN: Final = 0.02
 """Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""
+STAYS: Final = 6
+"""Blocks within which a conversation stays with what it was given to: those of a cycle."""
 LATE: Final = 1
 """Blocks after the end of one for which its last requests are awaited."""
 LEAST_REQUESTS: Final = 5.0

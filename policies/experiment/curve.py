@@ -46,7 +46,8 @@ class Fit:
     where g belongs to a group of neighbouring blocks, so that slow changes of the traffic cancel. At a load x the first
     takes exp(d + b1 x + b2 x^2) times the seconds of the second. What arrives is no effect of how it is served, as the
     requests in flight are; and arms that cross in the one cross in the other, for these are y + x. Deviations within a
-    block may depend on each other: the covariance is that of clusters [1]_. Where arms take turns, a block has one
+    block, or within the blocks in which conversations stay, may depend on each other: the covariance is that of
+    clusters [1]_. Where arms take turns, a block has one
     only, and all deviations are taken to be alike: one arm may have so few blocks that they do not show their own.
 
     References
@@ -120,14 +121,22 @@ class Row(NamedTuple):
     work_per_s: float  # that arrived at each replica
 
 
-def fit(rows: Sequence[Row]) -> Fit | None:
-    """Return what blocks show; None while they are too few."""
+def fit(rows: Sequence[Row], stays: int = 1) -> Fit | None:
+    """Return what blocks show; None while they are too few.
+
+    Parameters
+    ----------
+    stays
+        Neighbouring blocks that may depend on each other, since they have the same conversations.
+    """
     blocks, block = np.unique([row.number for row in rows], return_inverse=True)
-    count, both = len(blocks), len(rows) - len(blocks)  # blocks, and those that have both
+    both = len(rows) - len(blocks)  # blocks that have both
     arms = np.array([row.arm for row in rows], dtype=int)
-    fewer, in_turns = int(np.bincount(arms, minlength=2).min()), both <= count // 2
+    fewer, in_turns = int(np.bincount(arms, minlength=2).min()), both <= len(blocks) // 2
     if fewer < (_LEAST_IN_TURNS if in_turns else _LEAST_BLOCKS):
         return None
+    clusters, cluster = np.unique(blocks[block] // stays, return_inverse=True)
+    count = len(clusters)
     y = np.log([row.seconds_per_work for row in rows])
     x = np.log([row.work_per_s for row in rows])
     x_mean = float(x.mean())
@@ -157,8 +166,11 @@ def fit(rows: Sequence[Row]) -> Fit | None:
         covariance = inverse * (deviations @ deviations / freedom)
     else:
         scores = np.zeros((count, design.shape[1]))
-        np.add.at(scores, block, design * deviations[:, None])
+        np.add.at(scores, cluster, design * deviations[:, None])
         covariance = inverse @ (scores.T @ scores) @ inverse * (count / freedom)
+        # The mean of logarithms is below the logarithm of the mean by half their variance, more so of few requests.
+        first, second = (np.mean(deviations[arms == arm] ** 2) for arm in (0, 1))
+        solution[0] += (first - second) / 2.0
     difference, matrix, common = np.zeros(3), np.zeros((3, 3)), np.zeros(3)
     difference[:terms], matrix[:terms, :terms] = solution[:terms], covariance[:terms, :terms]
     common[1 : 1 + len(solution) - terms] = solution[terms:]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from policies.experiment.blocks import LEAST_REQUESTS, window_s
+from policies.experiment.blocks import LEAST_REQUESTS, STAYS, window_s
 from policies.experiment.curve import Fit, Row, fit
 from policies.experiment.plan import BEFORE, Plan
 from policies.experiment.turns import Comparison, Turns
@@ -36,6 +36,7 @@ class Sums(NamedTuple):
     failed: float = 0.0
     judged: float = 0.0  # requests with an objective
     missed: float = 0.0  # of these, those that were served too late
+    stayed: float = 0.0  # requests that were sent to it since their conversation was, in an earlier block
 
     def __add__(self, other: tuple[float, ...]) -> Sums:  # type: ignore[override]
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
@@ -59,6 +60,10 @@ class Evidence:
                 arms = blocks.setdefault(int(number) + before[id_], {})
                 arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
         self.blocks = dict(sorted(blocks.items()))
+        totals = [self.total(arm) for arm in plan.arms]
+        # Blocks of the same conversations show much the same.
+        has_conversations = sum(each.stayed for each in totals) > _FEW_STAYED * sum(each.chosen for each in totals)
+        self.stays = STAYS if has_conversations else 1
 
     def total(self, arm: str) -> Sums:
         """Return the sums of an arm over all blocks."""
@@ -78,8 +83,25 @@ class Evidence:
         return _LONGER * self.plan.block_s if is_short else None
 
     def paces(self, arm: str, least_requests: float) -> list[float]:
-        """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
-        return [row.seconds_per_work for row in self._rows(arm, 0, least_requests)]
+        """Return the seconds per unit of work of an arm, by blocks with so many requests."""
+        return self._by_cluster((row.number, row.seconds_per_work) for row in self._rows(arm, 0, least_requests))
+
+    def misses(self, arm: str) -> list[float]:
+        """Return by how much larger a share of an arm's requests than of others' misses its objective, by blocks."""
+        shares = []
+        for number, arms in self.blocks.items():
+            own = arms.get(arm, Sums())
+            others = sum((arms.get(name, Sums()) for name in self.plan.arms if name != arm), Sums())
+            if min(own.judged, others.judged) >= LEAST_REQUESTS:
+                shares.append((number, own.missed / own.judged - others.missed / others.judged))
+        return self._by_cluster(shares)
+
+    def _by_cluster(self, values: Iterable[tuple[int, float]]) -> list[float]:
+        """Return the means of values of blocks, by the blocks that do not depend on each other."""
+        found: dict[int, list[float]] = {}
+        for number, value in values:
+            found.setdefault(number // self.stays, []).append(value)
+        return [*map(fmean, found.values())]
 
     def times_the_work(self, first: str, second: str) -> float:
         """Return how many times as much work arrives at a replica of one arm as of another; 1 if that may be chance.
@@ -88,7 +110,7 @@ class Evidence:
         """
         ones, others = ({row.number: row.work_per_s for row in self._rows(arm, 0)} for arm in (first, second))
         even = [number for number in ones.keys() & others.keys() if set(self.plan.shares(number) or ()) == {1.0}]
-        logs = [math.log(ones[number] / others[number]) for number in even]
+        logs = self._by_cluster((number, math.log(ones[number] / others[number])) for number in sorted(even))
         if len(logs) < _LEAST_EVEN or self.plan.rotates:
             return 1.0
         mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
@@ -96,7 +118,7 @@ class Evidence:
 
     def fit(self, first: str, second: str) -> Fit | None:
         """Return what the blocks show of one arm against another; None while they are too few."""
-        return fit([*self._rows(first, 0), *self._rows(second, 1)])
+        return fit([*self._rows(first, 0), *self._rows(second, 1)], self.stays)
 
     def _rows(self, arm: str, at: int, least_requests: float = LEAST_REQUESTS) -> Iterator[Row]:
         """Yield the blocks in which an arm has served enough, by as many replicas throughout as at first."""
@@ -129,6 +151,8 @@ def best_first(evidence: Evidence) -> list[str]:
     return order
 
 
+_FEW_STAYED: Final = 0.05
+"""Share of the requests that go on with conversations of earlier blocks from which on these blocks are alike."""
 _LEAST_KNOWN: Final = 4
 _LONGER: Final = 4.0
 """Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from backends.backend import Candidate
 from policies.decision import Outcome
-from policies.experiment.blocks import FAR_LONGER, ArmSums, Blocks, kind_of, work_of
+from policies.experiment.blocks import FAR_LONGER, STAYS, ArmSums, Blocks, kind_of, work_of
 from policies.experiment.evidence import BLOCKS, REST, USUAL, Sums
 from policies.experiment.plan import Plan
 from policies.features.request import RequestFeatures
@@ -35,15 +35,16 @@ class Experiment:
         self._blocks = Blocks(plan.block_s, math.inf if plan.rotates else FAR_LONGER)
         self._names = [*plan.arms, REST, USUAL]
         self._process = f"{Random().getrandbits(64):x}"
-        # Of conversations, by what they last ended with: their group, and how many have gone on with that.
-        self._groups: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # Of conversations, by what they last ended with: their group, since when, and how many have gone on with that.
+        self._groups: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self._sums: dict[tuple[int, str], Sums] = {}
         self._number = -1
         self._shares: tuple[float, ...] | None = None
 
     def go_on(self, plan: Plan) -> None:
-        """Go on with longer blocks; conversations stay in their groups."""
+        """Go on with longer blocks."""
         self.plan = plan
+        self._groups.clear()
         self._blocks.block_s = plan.block_s
         self._blocks.start_over()
         self._sums.clear()
@@ -54,38 +55,39 @@ class Experiment:
         now_s = self._statistics.clock()
         number = self._turn(now_s)
         if self._shares is None:
-            self._add(now_s, number, USUAL, len(candidates))
+            self._add(now_s, number, USUAL, len(candidates), stayed=False)
             return Given(candidates)
         members: list[list[Candidate]] = [[] for _ in range(self.plan.count + 1)]  # and, at last, the others
         for each in candidates:
             members[self.plan.group_of(each.name)].append(each)
-        group, chance = self._conversation(request), 1.0
-        if group is None or not members[group]:
+        group, since = self._conversation(request)
+        chance = 1.0
+        if since // STAYS != number // STAYS or not members[group]:
             weights = [len(each) * share for each, share in zip(members, (*self._shares, 1.0), strict=True)]
-            group = self._rng.choices(range(len(members)), weights)[0]
+            group, since = self._rng.choices(range(len(members)), weights)[0], number
             chance = weights[group] / sum(weights)
         if request.prefix:
-            _, branches = self._groups.get(request.prefix[-1], (0, 0))
-            self._groups[request.prefix[-1]] = group, branches
+            _, _, branches = self._groups.get(request.prefix[-1], (0, 0, 0))
+            self._groups[request.prefix[-1]] = group, since, branches
             self._groups.move_to_end(request.prefix[-1])
             if len(self._groups) > _MOST_CONVERSATIONS:
                 self._groups.popitem(last=False)
         arm = "" if group == self.plan.count else self.plan.arm_of(group, number)
-        self._add(now_s, number, arm or REST, len(members[group]))
+        self._add(now_s, number, arm or REST, len(members[group]), stayed=since != number and not self.plan.rotates)
         return Given(members[group], arm, chance)
 
-    def _conversation(self, request: RequestFeatures) -> int | None:
-        """Return the group of the conversation that a prompt goes on with; None for the first of one.
+    def _conversation(self, request: RequestFeatures) -> tuple[int, int]:
+        """Return the group of the conversation that a prompt goes on with, and the block since which; -1 for a new one.
 
         A prompt that comes again as it was is no conversation: else all requests of a client that repeats itself would
         be in one group. Nor is one that very many go on with, such as a system prompt that once came alone.
         """
         for each in reversed(request.prefix[:-1]):
-            group, branches = self._groups.get(each, (0, _MOST_BRANCHES))
+            group, since, branches = self._groups.get(each, (0, -1, _MOST_BRANCHES))
             if branches < _MOST_BRANCHES:
-                self._groups[each] = group, branches + 1
-                return group
-        return None
+                self._groups[each] = group, since, branches + 1
+                return group, since
+        return 0, -1
 
     def _turn(self, now_s: float) -> int:
         """Return the number of the present block, which may begin now."""
@@ -96,9 +98,9 @@ class Experiment:
             self.close(now_s)
         return number
 
-    def _add(self, now_s: float, number: int, arm: str, replicas: int) -> None:
+    def _add(self, now_s: float, number: int, arm: str, replicas: int, *, stayed: bool) -> None:
         if self._blocks.counts(now_s):
-            self._note(number, arm, Sums(chosen=1.0, replicas=float(replicas)))
+            self._note(number, arm, Sums(chosen=1.0, replicas=float(replicas), stayed=float(stayed)))
 
     def _note(self, number: int, arm: str, sums: Sums) -> None:
         self._sums[number, arm] = self._sums.get((number, arm), Sums()) + sums

@@ -106,5 +106,5 @@ def _shuffled(salt: int, number: int, count: int) -> int:
 
 _EVEN: Final = 3
 """Blocks of a cycle with shares in proportion to the replicas."""
-BEFORE: Final = 1 << 40
-"""More than the number of any block: what those of a plan before are less by."""
+BEFORE: Final = 12 << 40
+"""More than the number of any block: what those of a plan before are less by. Neighbours stay neighbours."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean, variance
 from typing import Final
 
 from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS
 from policies.experiment.curve import Crossing, Point
 from policies.experiment.evidence import Evidence, Sums, best_first
+from policies.experiment.interval import margin_at_any_time
 
 
 class Stage(StrEnum):
@@ -63,6 +64,7 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
     findings = _findings(evidence, best, others)
     if len(findings) < len(others):
         waits = f"Nothing is known: each arm needs a few blocks of time with {LEAST_REQUESTS:.0f} requests or more."
+        waits += f" Of conversations, {evidence.stays} blocks count as one." if evidence.stays > 1 else ""
         return Verdict(Stage.OVER if is_over else Stage.RUNNING, waits, findings, blocks)
     nearest = max(findings, key=lambda finding: finding.at_mean.high)
     stage = Stage.OVER if is_over else Stage.RUNNING
@@ -91,21 +93,28 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     point = finding.at_mean
     load = f"at {point.in_flight:.1f} requests in flight per replica"
     if stage is Stage.ALIKE:
-        return f"{finding.better} and {finding.other} differ by less than {100.0 * until:g}% {load}."
+        return f"{finding.better} and {finding.other} differ by less than {100.0 * until:g}% {load}{_by_load(finding)}."
     if point.high > _UNKNOWN:
         return f"{finding.better} seems better than {finding.other} {load}; by how much is not known."
     faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low
-    sentence = f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({least:.1%} to {most:.1%})"
+    interval = f"{CERTAIN:.0%}: {least:.1%} to {most:.1%}"
+    sentence = f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({interval})"
+    if stage is Stage.OVER:
+        return f"It seems that {sentence}, which is not certain: that takes more time (--for) or more requests."
     if stage is not Stage.DECIDED:
         return f"It seems that {sentence}, which is not certain yet."
+    return f"{sentence}{_by_load(finding)}."
+
+
+def _by_load(finding: Finding) -> str:
+    """Return at which loads it is otherwise than in the mean; empty if none is known."""
     crossing = finding.crossing
     if crossing is None:
-        return f"{sentence}."
+        loses = [f"; but {finding.better} takes longer at {at.in_flight:.1f}" for at in finding.curve if at.low > 1.0]
+        return "".join(loses[:1])
     below = finding.better if crossing.better_below == 0 else finding.other
-    pays = (
-        f"{below} pays up to {crossing.in_flight:.0f} in flight per replica ({crossing.low:.0f} to {crossing.high:.0f})"
-    )
-    return f"{sentence}; {pays}."
+    interval = f"{SHOWN:.0%}: {crossing.low:.1f} to {crossing.high:.1f}"
+    return f"; {below} pays up to {crossing.in_flight:.1f} in flight per replica ({interval})"
 
 
 def _harmed(evidence: Evidence) -> tuple[str, str] | None:
@@ -120,7 +129,7 @@ def _harmed(evidence: Evidence) -> tuple[str, str] | None:
         least = _TIMES_AS_OFTEN * max(rest, _FEW_FAILED, 1.0 / max(1.0, others.chosen))
         if sums.failed >= _LEAST_FAILED and blocks >= _LAST_PACES and share > least:
             return arm, f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
-        if is_beside and _misses_more(sums, others):
+        if is_beside and _misses_more(evidence.misses(arm)):
             late, too = sums.missed / sums.judged, others.missed / others.judged
             return arm, f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
     paces = {arm: evidence.paces(arm, _LEAST_OF_PACE) for arm in totals} if is_beside else {}
@@ -138,13 +147,11 @@ def _failed(sums: Sums) -> float:
     return sums.failed / max(1.0, sums.chosen, sums.failed)
 
 
-def _misses_more(sums: Sums, others: Sums) -> bool:
-    if min(sums.judged, others.judged) < _LEAST_JUDGED:
+def _misses_more(shares: list[float]) -> bool:
+    if len(shares) < _LAST_PACES:
         return False
-    more = sums.missed / sums.judged - others.missed / others.judged
-    missed = (sums.missed + others.missed) / (sums.judged + others.judged)
-    error = math.sqrt(missed * (1.0 - missed) * (1.0 / sums.judged + 1.0 / others.judged))
-    return more > max(_MISSES_MORE, _ERRORS * error)
+    error = max(variance(shares) / len(shares), _LEAST_VARIANCE)
+    return fmean(shares) > max(_MISSES_MORE, margin_at_any_time(error, CERTAIN, len(shares) - 1.0))
 
 
 CERTAIN: Final = 0.99
@@ -161,10 +168,9 @@ _LEAST_FAILED: Final = 10.0
 _TIMES_AS_OFTEN: Final = 5.0
 _FEW_FAILED: Final = 0.002
 """Share of the failures of others, at least: so an arm is harmed from 1% on."""
-_LEAST_JUDGED: Final = 50.0
 _MISSES_MORE: Final = 0.1
-_ERRORS: Final = 5.0
-"""Difference of the shares that miss their objective that harms, and how many standard errors it must be."""
+"""Difference of the shares that miss their objective that harms."""
+_LEAST_VARIANCE: Final = 1e-8
 _LAST_PACES: Final = 3
 """Blocks of each arm in which failures or a large difference end it: what happens once may be no arm's doing."""
 _LEAST_OF_PACE: Final = 20.0

@@ -33,7 +33,7 @@ def _text(name: str, advised: dict[str, Any]) -> str:
     else:
         gain, missing = advised["speculation"]["gain"], advised["speculation"]["missing"]
         parts.append(f"Saved by speculation: {'; '.join(filter(None, (_saved(gain) or 'not known', missing)))}.")
-    parts += advised["premises"]
+    parts += [*filter(None, [advised["comparing"]]), *advised["premises"]]
     for number, finding in enumerate(findings, 1):
         where, worth = finding["backend"], _saved(finding["gain"]) or finding["worth"]
         parts += [f"{number}. {where}{where and ': '}{finding['title']}", *([f"   gain:     {worth}"] if worth else [])]

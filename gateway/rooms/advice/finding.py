@@ -88,6 +88,9 @@ class Comparer(Protocol):
     def compared(self, model: str) -> frozenset[frozenset[str]]:
         """Return the pairs of methods of which it is known which is better."""
 
+    def comparing(self, model: str) -> str:
+        """Return what is being compared, and what that has shown so far; empty if nothing is."""
+
 
 def lines(model: str, backend: str, *changes: str) -> str:
     """Return lines of a pool file that set something of a backend."""

@@ -135,9 +135,7 @@ class AdviceRoom(Room):
             name,
             tuple(evidence_of(each, contexts.get((name, each.name), {})) for each in members),
             troubles=self.gateway.models[name].troubles.found,
-            compared=frozenset().union(
-                *(room.compared(name) for room in self.gateway.rooms if isinstance(room, Comparer))
-            ),
+            compared=frozenset().union(*(room.compared(name) for room in self._comparers())),
         )
 
     def _advised(self, evidence: ModelEvidence) -> dict[str, Any]:
@@ -159,8 +157,12 @@ class AdviceRoom(Room):
                     b.method for b in evidence.backends if b.calibration == name
                 )
             ],
+            "comparing": " ".join(filter(None, (room.comparing(evidence.name) for room in self._comparers()))),
             "findings": [asdict(each) for each in (*advise(evidence), *of_rooms)],
         }
+
+    def _comparers(self) -> list[Comparer]:
+        return [room for room in self.gateway.rooms if isinstance(room, Comparer)]
 
     def _calibrations(self, model: str) -> dict[str, str]:
         """Return the calibrations of the simulated backends of a model, by name."""

@@ -16,6 +16,8 @@ from gateway.rooms.compare.comparing import Block, seconds_of
 from gateway.rooms.compare.report import better_of
 
 _POLL_S: Final = 2.0
+_QUIET: Final = 4.0
+"""Blocks of time without any that counted after which it is said that nothing comes."""
 _STARTED: Final = frozenset({"ready", "backoff"})
 
 
@@ -51,7 +53,7 @@ def canary(
     admin.post("/admin/drain", **reference)
     again = f"After Ctrl-C, `gateway resume {replica}` has it serve again."
     say(f"{replica} gets no new requests; waiting for those in flight. {again}")
-    _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
+    _drained(admin, name, replica)
     if is_own:
         try:
             _started(admin, reference, json.loads(config))
@@ -85,7 +87,7 @@ def canary(
         say(f"{replica} gets no new requests: start its engine as before, then `gateway resume {replica}`.")
         raise typer.Exit(1)
     say("Its engine is started as before.")
-    _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
+    _drained(admin, name, replica)
     _started(admin, reference, None)
     admin.post("/admin/resume", **reference)
     raise typer.Exit(1)
@@ -179,16 +181,30 @@ def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]
     return dict(each)
 
 
+def _drained(admin: Admin, model: str, replica: str) -> None:
+    """Wait until nothing is in flight at a replica; say so where that is not of the process that answers."""
+    found = _until(admin, model, replica, lambda each: not each["in_flight"])
+    if found["others"]:
+        others = "another worker or gateway, or clients that know its address"
+        say(f"Still waiting for {found['others']} requests at {replica} that others have sent: {others}.")
+        _until(admin, model, replica, lambda each: not each["in_flight"] + each["others"])
+
+
 def _ended(admin: Admin, model: str, begun: dict[str, Any]) -> tuple[str, str] | None:
     """Wait for the end of a comparison and print its result; return the better arm and the other one, if known.
 
     The worker that answers may not know of it yet.
     """
+    is_told = False
     while True:
         found = admin.get("/admin/compare")["models"].get(model)
-        if found and found["id"] == begun["id"] and found["stage"] != "running":
-            say(found["sentence"])
-            return better_of(found)
+        if found and found["id"] == begun["id"]:
+            if found["stage"] != "running":
+                say(found["sentence"])
+                return better_of(found)
+            if not is_told and not found["blocks"] and 60.0 * found["minutes"] > _QUIET * found["block_s"]:
+                say(f"It waits for requests: in {found['minutes']:g} min none of {model} has counted.")
+                is_told = True
         if found and found["id"] != begun["id"] and found["began_s"] > begun["began_s"]:
             say("Another comparison was begun before what this one has shown was read.")
             return None

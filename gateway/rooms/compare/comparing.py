@@ -45,8 +45,9 @@ def start(
 ) -> None:
     """Begin to compare two sets of replicas, depths of drafting, or policies.
 
-    Each request is given to one of them at random, in proportion to their replicas; a conversation stays. It ends by
-    itself once one is better, once they differ by less than --until, or if requests of one fail.
+    Each request is given to one of them at random, in proportion to their replicas; a conversation stays for some
+    blocks of time. It ends by itself once one is better, once they differ by less than --until, or if requests of
+    one fail.
 
     \b
     gateway compare start --a baseline --b eagle3

@@ -29,6 +29,7 @@ _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
 MANY = 12  # blocks: of fewer, requests may have begun to take long in the first, and not yet ended
+_LEAST_BLOCKS = 8  # of which the first counts in part, some are as usual, and the last still has requests in flight
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -168,7 +169,7 @@ def begun(
     ------
     WrongArmsError
         If an arm has no replica, none that is there, or one that the other has too; if depths or policies cannot take
-        turns.
+        turns; if there is no time for a result.
     """
     named = [bool(question.a or question.b), bool(question.depths), bool(question.policies)]
     if sum(named) != 1:
@@ -191,6 +192,9 @@ def begun(
     versions = {each.engine.said.version for each in backends if arm_of(each) in alike}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
     block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
+    if question.for_s is not None and question.for_s < _LEAST_BLOCKS * block_s:
+        least = f"{_LEAST_BLOCKS * block_s:g} s at least, {_LEAST_BLOCKS} blocks of time of {block_s:g} s"
+        raise WrongArmsError(f"{question.for_s:g} s are too short for any result; it takes {least}, and often far more")
     asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
     known = {"replicas": arms, "groups": _groups(question, arms), "served": served, "versions": sorted(versions - {""})}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))

@@ -28,7 +28,7 @@ _FIGURES: Final = {
     "request_s": "seconds a request",
     "ttft_s": "seconds to the first token",
     "tpot_s": "seconds a token after it",
-    "tokens_per_replica_s": "tokens/s of a replica",
+    "tokens_per_replica_s": "tokens/s asked of a replica",
     "failed": "failed",
     "missed": "share that missed its objective",
 }
@@ -172,10 +172,9 @@ def cost_of(document: Mapping[str, Any]) -> str:
         return "It is not known yet what comparing costs: too few blocks of time were as usual."
     if cost is None:
         return "It is not known what comparing cost: too few blocks of time were as usual."
-    return (
-        f"While it compared, the time of requests changed by {cost['ratio'] - 1:+.1%} "
-        f"({cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}), by {cost['control']} blocks of time as usual."
-    )
+    interval = f"{SHOWN:.0%}: {cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}"
+    changed = f"While it compared, the time of requests changed by {cost['ratio'] - 1:+.1%} ({interval})"
+    return f"{changed}, by {cost['control']} blocks of time as usual."
 
 
 def day_of(document: Mapping[str, Any]) -> str:

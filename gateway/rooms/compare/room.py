@@ -70,7 +70,7 @@ class CompareRoom(Room):
         self._versions: dict[str, int] = {}
         self._known: dict[str, dict[int, Definition]] = {}  # past ones of each model, by the version of its document
         self._waits: dict[str, str] = {}  # why nothing is compared by itself, by model
-        self._is_started = False
+        self._started_s = math.inf
         self._next_s = math.inf  # until it is started
 
     @staticmethod
@@ -127,14 +127,16 @@ class CompareRoom(Room):
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
         self._versions[model] = document.version
-        stage = "begins" if definition.ended_s is None else f"has ended: {definition.stage}"
+        is_known = before is not None and before.definition.id == definition.id
+        is_new = not is_known and definition.began_s >= self._started_s
+        stage = f"has ended: {definition.stage}" if definition.ended_s else "begins" if is_new else "goes on"
         log.info("%s: the comparison of %s %s", model, " and ".join(definition.replicas), stage)
-        if self._is_started:
+        if self._started_s < math.inf:
             join(self.gateway)
 
     def start(self) -> None:
         """Take part from now on."""
-        self._is_started, self._next_s = True, 0.0
+        self._started_s, self._next_s = time.time(), 0.0
         join(self.gateway)
 
     def tick(self) -> None:
@@ -244,18 +246,21 @@ class CompareRoom(Room):
         past = [each for each in past if not each.has_other_engines(backends)]
         return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
-    def findings(self, model: str) -> Sequence[Finding]:
-        """Return what is being compared, and what past comparisons advise to change in the pool as it is."""
+    def comparing(self, model: str) -> str:
+        """Return what is being compared, and what that has shown so far; empty if nothing is."""
         running = self.comparisons.get(model)
-        if running is None or find_spec("gateway.rooms.advice") is None:
+        if running is None or not running.is_running:
+            return ""
+        arms, shown = " and ".join(running.definition.replicas), running.document()["sentence"]
+        return f"{arms} are being compared: {shown} `gateway compare status` has all figures."
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what past comparisons advise to change in the pool as it is."""
+        if model not in self.comparisons or find_spec("gateway.rooms.advice") is None:
             return ()
         from gateway.rooms.advice.finding import Finding, Gain
 
         found: list[Finding] = []
-        if running.is_running:
-            document = running.document()
-            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence'].rstrip('.')}"
-            found.append(Finding("comparing", model, "", title, None, _evidence(document), "gateway compare status"))
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
         for past in self._past(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
             document = past.document()

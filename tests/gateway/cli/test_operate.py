@@ -112,6 +112,10 @@ async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[s
         with pytest.raises(typer.Exit):
             await asyncio.to_thread(Admin(running.url, ADMIN_KEY).get, "/admin/of-tomorrow")
         assert "does not know /admin/of-tomorrow: it is no gateway, or older" in capsys.readouterr().err
+        pool = await asyncio.to_thread(Admin(running.url, ADMIN_KEY).get, "/admin/pool")
+        with pytest.raises(typer.Exit):
+            _ = pool["models"][MODEL]["of tomorrow"]
+        assert "answered without 'of tomorrow': it is no gateway, or of another version" in capsys.readouterr().err
 
 
 @pytest.mark.slow

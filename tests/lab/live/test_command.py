@@ -219,7 +219,7 @@ def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
     assert (one["requests"], one["errors"]) == (12, 0)
     assert one["shares"] == {"head": 0.5, "plain": 0.5}  # round robin; the preflight sends an even number of requests
     assert "head 50%  plain 50%" in printed
-    assert f"`gateway compare report --url {gateway.url}`" in printed
+    assert f"`gateway compare report --url {gateway.url}`, or with the address of its `admin.listen`" in printed
 
 
 def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_made_load_decides_for_the_head(tmp_path: Path) -> None:
             finally:
                 replay.send_signal(signal.SIGINT)
                 printed, _ = replay.communicate(timeout=30.0)
-        assert f"`gateway compare report --url {gateway.url}`" in printed
+        assert f"`gateway compare report --url {gateway.url}`, or with the address of its `admin.listen`" in printed
         seen = found()
         assert seen["stage"] == "decided", seen["sentence"]
         assert seen["findings"][0]["better"] == "eagle3"

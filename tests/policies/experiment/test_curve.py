@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -85,3 +86,16 @@ def test_the_interval_holds_the_truth_at_all_looks() -> None:
         looks = [_fit(rows[: 2 * blocks]).overall(0.95) for blocks in range(8, 81, 4)]
         held += all(look.low <= math.exp(0.05) <= look.high for look in looks)
     assert held >= 178
+
+
+def test_an_arm_of_few_requests_looks_no_better_by_that() -> None:
+    """As with one replica against seven: 10 requests of one arm in a block, and 70 of the other."""
+    found = []
+    for seed in range(12):
+        rng, rows = np.random.default_rng(seed), []
+        for number in range(200):
+            for arm, requests in enumerate((10, 70)):
+                seconds = rng.lognormal(-0.32, 0.8, requests)
+                rows.append(Row(number, arm, seconds.mean(), rng.uniform(0.9, 1.1)))
+        found.append(_fit(rows).log_ratio)
+    assert abs(fmean(found)) < 0.015, "means of logarithms differ by 0.037"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from random import Random
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
+from policies.experiment.blocks import STAYS
+from policies.experiment.curve import Crossing, Point
 from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums, best_first
 from policies.experiment.experiment import Experiment
 from policies.experiment.plan import Plan
-from policies.experiment.verdict import Stage, verdict_of
+from policies.experiment.verdict import Finding, Stage, _sentence, verdict_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.statistics import Statistics
 
@@ -101,6 +104,32 @@ def test_a_conversation_stays_in_its_group_and_a_prompt_that_comes_again_does_no
         assert len({stand.plan.group_of(stand.send(turn)) for turn in turns}) == 1
     again = RequestFeatures("llama", Endpoint.CHAT, prefix=(1_000_001, 1_000_002))
     assert len({stand.plan.group_of(stand.send(again)) for _ in range(40)}) == 2
+
+
+def test_a_conversation_is_given_anew_after_some_blocks() -> None:
+    stand, groups = Stand(Plan("three", PLAN.arms, PLAN.groups, usual=False)), dict[int, set[int]]()
+    turns = (RequestFeatures("llama", Endpoint.CHAT, prefix=(*range(1, number),)) for number in range(3, 200))
+    for turn in turns:
+        groups.setdefault(int(stand.now_s // 60) // STAYS, set()).add(stand.plan.group_of(stand.send(turn)))
+        stand.now_s += 30.0
+    assert all(len(each) == 1 for each in groups.values())
+    assert {*chain(*groups.values())} == {0, 1}
+
+
+@pytest.mark.slow
+def test_long_conversations_that_take_unlike_times_make_no_arm_better() -> None:
+    """Ten conversations, of which each takes its own time for a token: of four comparisons, none finds a difference."""
+    for seed in range(4):
+        stand = Stand(seed=seed, seconds=0.5)
+        paces = [stand.rng.lognormvariate(0.0, 0.3) for _ in range(10)]
+        for turn in range(1, 1500):
+            for talk, stand.seconds in enumerate(paces):
+                prefix = tuple(talk * 10_000 + each for each in range(max(0, turn - 3), turn + 1))
+                stand.send(RequestFeatures("llama", Endpoint.CHAT, prefix=prefix))
+                stand.now_s += 0.3
+            if turn % 100 == 0:
+                verdict = verdict_of(Evidence(PLAN, stand.statistics), 0.02)
+                assert verdict.stage is Stage.RUNNING, verdict.sentence
 
 
 def test_a_system_prompt_that_once_came_alone_makes_no_conversation_of_all_that_have_it() -> None:
@@ -192,6 +221,7 @@ TURNS = Plan("turns", ("learned", "least_loaded"), (), rotates=True, explore=0.0
     [
         (PLAN, {"failed": 60.0}, range(1)),  # an engine has crashed, once
         (PLAN, {"failed": 1.0}, range(60)),  # 0.2% of the requests
+        (PLAN, {"missed": 45.0}, range(2)),  # two blocks are no six
         (TURNS, {"failed": 60.0}, range(1)),
         (TURNS, {"missed": 45.0}, range(1)),  # a burst of traffic
     ],
@@ -250,6 +280,24 @@ def test_a_few_long_requests_are_no_harm() -> None:
         assert verdict_of(stand.run(1, per_s=0.4), 0.02).stage is not Stage.HARM
 
 
+@pytest.mark.parametrize(
+    ("crossing", "words"),
+    [
+        (None, "but head takes longer at 9.0."),
+        (Crossing(5.02, 4.0, 6.0, 0), "head pays up to 5.0 in flight per replica"),
+    ],
+)
+def test_loads_at_which_the_better_arm_loses_are_named(crossing: Crossing | None, words: str) -> None:
+    at = Point(3.0, 1.0, 0.8, 0.7, 0.9)
+    finding = Finding(
+        "head", "plain", at, [Point(1.0, 0.5, 0.9, 0.7, 1.2), at, Point(9.0, 3.0, 1.2, 1.1, 1.3)], crossing
+    )
+    decided, alike, over = (_sentence(finding, stage, 0.02) for stage in (Stage.DECIDED, Stage.ALIKE, Stage.OVER))
+    assert "which is not certain: that takes more time (--for)" in over
+    assert f"(99%: 10.0% to 30.0%); {words}" in decided
+    assert f"differ by less than 2% at 3.0 requests in flight per replica; {words}" in alike
+
+
 def test_gateways_add_up_what_they_see() -> None:
     one, two = Stand(seed=1), Stand(seed=2)
     one.run(20)
@@ -300,13 +348,9 @@ def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() ->
 def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
     stand = Stand(ratio=0.9, seconds=1.0)
     before = stand.run(30).blocks
-    (talk,) = [RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2))]
-    group = stand.plan.group_of(stand.send(talk))
     longer = replace(PLAN, id="longer", block_s=84.0, before=replace(PLAN))
     stand.plan = longer
     stand.experiment.go_on(longer)
-    next_turn = RequestFeatures("llama", Endpoint.CHAT, prefix=(1, 2, 3))
-    assert {stand.plan.group_of(stand.send(next_turn)) for _ in range(8)} == {group}
     evidence = stand.run(30)
     assert len(before) > 25
     assert [number for number in evidence.blocks if number < 0] == sorted(evidence.blocks)[: len(before)]

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from backends.health import State
 from gateway.cli.admin import Admin
 from gateway.cli.app import app
+from gateway.rooms.compare import canary
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.gateway.rooms.compare.support import begin, with_state
 
@@ -63,3 +64,20 @@ def test_a_simulated_replica_has_no_engine_to_start_anew(monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["canary", "--replica", "a", "--with", suffix])
     assert "a is simulated" in result.stderr
     assert asked == ["/admin/pool"], "nothing has happened"
+
+
+def test_what_a_canary_waits_for_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(canary, "_POLL_S", 0.0)
+    begun = {"id": "one", "began_s": 0.0}
+    running = begun | {"stage": "running", "block_s": 10.0, "blocks": 0, "findings": []}
+    loads = [(1, 2), (0, 2), (0, 1), (0, 0)]
+    pool = [{"models": {MODEL: {"backends": {"a": {"in_flight": own, "others": too}}}}} for own, too in loads]
+    ended = {"stage": "stopped", "sentence": "Nothing is known."}
+    documents = [running | more for more in ({"minutes": 0.5}, {"minutes": 0.8}, {"minutes": 0.9}, ended)]
+    answers = iter([*pool, *({"models": {MODEL: each}} for each in documents)])
+    monkeypatch.setattr(Admin, "get", lambda *_: next(answers))
+    canary._drained(Admin("", ""), MODEL, "a")
+    assert "Still waiting for 2 requests at a that others have sent" in capsys.readouterr().out
+    assert canary._ended(Admin("", ""), MODEL, begun) is None
+    waits = f"It waits for requests: in 0.8 min none of {MODEL} has counted."
+    assert capsys.readouterr().out == f"{waits}\nNothing is known.\n"

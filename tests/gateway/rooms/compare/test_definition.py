@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine import Said
 from backends.health import Health, State
 from backends.speculation import Method
-from gateway.rooms.compare.definition import begun
+from gateway.rooms.compare.definition import WrongArmsError, begun
 from gateway.rooms.compare.settings import ComparisonSettings
 
 
@@ -40,3 +42,11 @@ def test_what_was_found_holds_until_engines_have_another_version() -> None:
     assert definition.changed([*pool, beside], "learned") == "", "it is in no arm"
     untold = definition.model_copy(update={"versions": []})
     assert untold.still_holds(pool, "learned", "b")
+
+
+def test_a_time_that_is_too_short_for_any_result_is_refused() -> None:
+    pool = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:8001", health=Health(State.UP)) for name in "ab"]
+    for mean_s, least_s in ((None, 80.0), (6.0, 480.0)):
+        with pytest.raises(WrongArmsError, match=f"too short for any result; it takes {least_s:g} s at least, 8"):
+            begun(ComparisonSettings(a="a", b="b", for_s=least_s - 1.0), pool, "learned", 0.0, mean_s)
+        begun(ComparisonSettings(a="a", b="b", for_s=least_s), pool, "learned", 0.0, mean_s)

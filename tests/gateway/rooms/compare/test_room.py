@@ -261,7 +261,11 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "void_s"),
-    [({}, 0.0), ({"for_s": 1.0}, 300.0), ({"a": "", "b": "", "policies": ["learned", "least_loaded"]}, 0.0)],
+    [
+        ({}, 0.0),
+        ({"for_s": 8.0, "block_s": 1}, 300.0),
+        ({"a": "", "b": "", "policies": ["learned", "least_loaded"]}, 0.0),
+    ],
 )
 async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
     fields: dict[str, Any], void_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

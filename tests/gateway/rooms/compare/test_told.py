@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
-from tests.gateway.conftest import Running
-from tests.gateway.rooms.compare.support import begin, found, narrowing, teach, with_state
+import pytest
+
+from tests.gateway.conftest import MODEL, Running
+from tests.gateway.rooms.compare.support import begin, comparisons, found, narrowing, room_of, stop, teach, with_state
 from tests.support.waiting import eventually_async
 
 
@@ -51,3 +54,36 @@ async def test_a_ratio_of_what_is_no_longer_the_better_arm_is_no_number(tmp_path
         await gateway.until(lambda: not narrowing(gateway))
         await begin(gateway, a="a0", b="a1")
         await eventually_async(is_gone)
+
+
+async def test_a_comparison_that_runs_is_no_change_to_make(tmp_path: Path) -> None:
+    async with with_state(tmp_path) as gateway:
+        await begin(gateway)
+        advised = await _printed(gateway, "advise")
+        assert f"{MODEL}: nothing to advise." in advised
+        assert "baseline and eagle3 are being compared: Nothing is known: " in advised
+
+
+async def test_the_log_tells_a_comparison_that_begins_from_one_that_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.rooms.compare.room")
+    said = "m: the comparison of baseline and eagle3 "
+
+    def stages() -> list[str]:
+        stages = [each.removeprefix(said) for each in caplog.messages if each.startswith(said)]
+        caplog.clear()
+        return stages
+
+    async with with_state(tmp_path) as gateway:
+        await begin(gateway)
+        assert stages() == ["begins"]
+        (present,) = comparisons(gateway)
+        await room_of(gateway)._put_first(MODEL, present.definition.with_longer_blocks(20.0, 0))
+        assert stages() == ["goes on"]
+    async with with_state(tmp_path) as gateway:
+        assert stages() == ["goes on"]
+        await stop(gateway)
+        assert stages() == ["has ended: stopped"]
+        await begin(gateway)
+        assert stages() == ["begins"]
