@@ -108,13 +108,22 @@ class Evidence:
 
         Requests are given at random, so it is none of the arms' own: some client may act by the arm it was given to.
         """
-        ones, others = ({row.number: row.work_per_s for row in self._rows(arm, 0)} for arm in (first, second))
-        even = [number for number in ones.keys() & others.keys() if set(self.plan.shares(number) or ()) == {1.0}]
-        logs = self._by_cluster((number, math.log(ones[number] / others[number])) for number in sorted(even))
-        if len(logs) < _LEAST_EVEN or self.plan.rotates:
+        pairs: list[tuple[int, float, float]] = []
+        for number, arms in self.blocks.items():
+            sums = [arms.get(arm, Sums()) for arm in (first, second)]
+            chosen = [each.chosen for each in sums]
+            is_even = set(self.plan.shares(number) or ()) == {1.0}
+            if is_even and (min(chosen) > 0.0 or max(chosen) < _SURELY):
+                one, other = map(_work_of_replica, sums)
+                pairs.append((number, one, other))
+        # Differences, not ratios: of an arm with few requests, a ratio is uneven by chance alone.
+        differences = self._by_cluster((number, one - other) for number, one, other in pairs)
+        ones, others = (sum([pair[at] for pair in pairs]) for at in (1, 2))
+        if len(differences) < _LEAST_EVEN or min(ones, others) <= 0.0 or self.plan.rotates:
             return 1.0
-        mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
-        return math.exp(mean) if abs(mean) > max(_UNEVEN, _ERRORS * error) else 1.0
+        error = stdev(differences) / math.sqrt(len(differences))
+        is_chance = abs(fmean(differences)) <= _ERRORS * error or abs(math.log(ones / others)) <= _UNEVEN
+        return 1.0 if is_chance else ones / others
 
     def fit(self, first: str, second: str) -> Fit | None:
         """Return what the blocks show of one arm against another; None while they are too few."""
@@ -140,6 +149,10 @@ class Evidence:
         return turns.comparison(confidence)
 
 
+def _work_of_replica(sums: Sums) -> float:
+    return sums.arrived_work * sums.chosen / sums.replicas if sums.chosen else 0.0
+
+
 def best_first(evidence: Evidence) -> list[str]:
     """Return the arms in the order of what they take, as far as that is known."""
     order = [*evidence.plan.arms]
@@ -159,4 +172,6 @@ _LONGER: Final = 4.0
 _LEAST_EVEN: Final = 4
 _UNEVEN: Final = math.log(1.2)
 _ERRORS: Final = 5.0
-"""Even blocks, logarithm of the ratio, and standard errors of it from which on the work of two arms is not alike."""
+"""Even blocks, logarithm of the ratio, and standard errors of the difference from which two arms get unlike work."""
+_SURELY: Final = 20.0
+"""Requests of the other arm in a block in which one of an arm that is there would have come."""

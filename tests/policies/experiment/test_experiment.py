@@ -272,6 +272,15 @@ def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
 
 
 @pytest.mark.slow
+def test_an_arm_of_one_replica_with_few_requests_is_not_said_to_get_less_work() -> None:
+    plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})))
+    stand = Stand(plan, seconds=0.2, seed=5)
+    for _ in range(6):
+        evidence = stand.run(40, per_s=1.2)
+        assert evidence.times_the_work("pair", "one") == 1.0
+
+
+@pytest.mark.slow
 def test_a_few_long_requests_are_no_harm() -> None:
     """With six requests of an arm in a block, one arm takes twice as long as the other by chance."""
     stand = Stand(seed=3)
