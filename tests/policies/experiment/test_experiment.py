@@ -273,10 +273,10 @@ def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
 
 @pytest.mark.slow
 def test_an_arm_of_one_replica_with_few_requests_is_not_said_to_get_less_work() -> None:
-    plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})))
+    plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})), block_s=10.0)
     stand = Stand(plan, seconds=0.2, seed=5)
     for _ in range(6):
-        evidence = stand.run(40, per_s=1.2)
+        evidence = stand.run(40, per_s=2.0)
         assert evidence.times_the_work("pair", "one") == 1.0
 
 
