@@ -1,7 +1,7 @@
 """Has `vllm serve` do itself what it starts processes for that import vLLM again: most of the CPU time of a start.
 
-It starts its engine anew on the CPU (`spawn`), for the sake of threads that are bound to cores, which those of tests are
-not; and it looks at each class of models in a process that ends, so that this one has not touched a GPU.
+On the CPU it starts its engine anew (`spawn`), for the sake of threads that are bound to cores, which those of tests
+are not. It looks at each class of models in a process that ends, so that its own touches no GPU.
 """
 
 import multiprocessing
