@@ -24,7 +24,7 @@ _MOST_S = 30
 """Seconds that one input may take: under instrumentation, and on a machine that does other things too."""
 _QUICK = {
     "requests": 50_000,
-    "answers": 100_000,
+    "answers": 30_000,
     "events": 30_000,
     "bodies": 40_000,
     "pool_file": 1_000,

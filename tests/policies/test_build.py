@@ -95,6 +95,7 @@ def test_propensities_match_the_observed_frequencies(name: str) -> None:
             assert seen[backend] / times == pytest.approx(share, abs=4.5 * (share * (1 - share) / times) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_replica_with_slow_steps_is_ejected_and_tried_again() -> None:
     policy, now_s = _guarded("round_robin", outlier_ejection=True), 0.0
     play(policy, replicas(), calls(300, 10.0, 5))

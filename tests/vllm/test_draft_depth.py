@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
-from tests.vllm.conftest import QUICK, Served
+from tests.vllm.conftest import EAGER, Served
 from tests.vllm.requests import MESSAGES, ask, drafts, to
 
 pytestmark = pytest.mark.vllm
 
 POOL = "tests/vllm/pool.depth.yaml"
-ENV = QUICK | {"PYTHONPATH": os.pathsep.join([QUICK["PYTHONPATH"], str(ROOT / "deploy/vllm_draft_depth")])}
+ENV = EAGER | {"PYTHONPATH": os.pathsep.join([EAGER["PYTHONPATH"], str(ROOT / "deploy/vllm_draft_depth")])}
 PREDICTS = False  # the policy is one that does not
 CONFIGURED = {"lookup": 5, "head": 3}
 DEPTHS = (None, 0, 1, 3)

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.vllm.conftest import Served
+from tests.vllm.conftest import EAGER, Served
 from tests.vllm.requests import MESSAGES, ask, check_acceptance, check_stream, check_whole_answer, drafts
 
 pytestmark = pytest.mark.vllm
 
 POOL = "tests/vllm/pool.methods.yaml"
+ENV = EAGER
 METHODS = {"tree": "suffix", "head3": "eagle3", "mtp": "mtp", "own": "custom_class", "scheduled": "eagle"}
 
 

@@ -13,7 +13,6 @@ from backends.validation import UsageError, did_you_mean
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import say
 from gateway.rooms.compare.comparing import Block, seconds_of
-from gateway.rooms.compare.report import better_of
 
 _POLL_S: Final = 2.0
 _QUIET: Final = 4.0
@@ -195,6 +194,8 @@ def _ended(admin: Admin, model: str, begun: dict[str, Any]) -> tuple[str, str] |
 
     The worker that answers may not know of it yet.
     """
+    from gateway.rooms.compare.report import better_of
+
     is_told = False
     while True:
         found = admin.get("/admin/compare")["models"].get(model)

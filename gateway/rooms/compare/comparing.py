@@ -12,7 +12,6 @@ from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
 from gateway.cli.columns import columns
 from gateway.cli.output import AsJson, say, say_json
-from gateway.rooms.compare.report import cost_of, page, rows_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -111,6 +110,8 @@ def report(
     \b
     gateway compare report finding.html
     """
+    from gateway.rooms.compare.report import page
+
     models = Admin(url, admin_key, model).get("/admin/compare")["models"]
     if not models:
         raise UsageError("nothing was compared yet: begin with `gateway compare start`")
@@ -125,6 +126,8 @@ def report(
 
 
 def _text(name: str, document: dict[str, Any]) -> str:
+    from gateway.rooms.compare.report import cost_of, rows_of
+
     arms = document["arms"]
     rows = [["", *arms], *rows_of(document)]
     lasted = f"{document['minutes']:g} min, {document['blocks']} blocks of {document['block_s']:g} s"

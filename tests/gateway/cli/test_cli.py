@@ -126,10 +126,13 @@ def test_options_override_the_file_and_commands_take_the_gateways_admin_key(smal
 
 
 @pytest.mark.slow
-def test_checking_a_pool_imports_no_server() -> None:
-    """`gateway check` must answer at once."""
-    heavy = {"fastapi", "uvicorn", "httpx", "rich"}
-    code = f"import sys, gateway.cli.app, gateway.config.load; print(*({heavy} & {{*sys.modules}}))"
+@pytest.mark.parametrize(
+    ("imported", "heavy"),
+    [("gateway.cli.app", {"numpy", "policies"}), ("gateway.config.load", {"fastapi", "uvicorn", "httpx", "rich"})],
+)
+def test_commands_import_no_more_than_they_need(imported: str, heavy: set[str]) -> None:
+    """`gateway status` and `gateway check` must answer at once."""
+    code = f"import sys, gateway.cli.app, {imported}; print(*({heavy} & {{*sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.split() == []
 

@@ -50,6 +50,7 @@ def _observed(policy: Learned, asked: RequestFeatures, per_step: float, times: i
     known.per_step.add("eagle3:3", known.kinds.of(asked).groups, excess, times, times, policy.clock())
 
 
+@pytest.mark.slow
 def test_speedups_are_those_by_which_it_routes() -> None:
     policy = _learned()
     belief = belief_of(policy, _pool(*PARTS), 1.0)
@@ -86,6 +87,7 @@ def test_what_is_shown_as_observed_is_what_was() -> None:
     assert group.requests == 160.0
 
 
+@pytest.mark.slow
 def test_requests_are_those_observed_and_sent_those_that_a_replica_answered() -> None:
     policy = _learned()
     belief = belief_of(policy, _pool(*PARTS), 1.0)
@@ -117,6 +119,7 @@ def test_shadow_drafts_are_observed_and_sent_nowhere() -> None:
     assert after.backends[0].sent == before.backends[0].sent + 50.0
 
 
+@pytest.mark.slow
 def test_without_a_baseline_the_first_backend_is_what_others_are_compared_with() -> None:
     parts = ("e", Method.EAGLE3, 3), ("s", Method.SUFFIX, 24)
     policy = _learned(parts)
@@ -146,6 +149,7 @@ def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> Non
     assert {group.template for group in belief.groups[1:]} == {"ffffffff"}
 
 
+@pytest.mark.slow
 def test_where_reading_the_context_takes_most_of_a_step_drafting_costs_little() -> None:
     policy, pool = _learned(), _pool(*PARTS)
     for workload, tokens in (("long", 30_000), ("short", 20)):
@@ -163,12 +167,14 @@ def test_nothing_is_believed_of_what_was_never_observed() -> None:
     assert belief_of(policy, _pool(*PARTS), 1.0).groups == []
 
 
+@pytest.mark.slow
 def test_the_present_step_time_grows_with_the_load() -> None:
     replica = _learned().known.replicas["e"]
     assert replica.cost(1.0).base_s < present_step_s(replica, 1) < present_step_s(replica, 64)
     assert present_step_s(replica, 0) == present_step_s(replica, 1)
 
 
+@pytest.mark.slow
 def test_a_replica_with_a_schedule_is_shown_at_the_k_of_the_batch() -> None:
     policy, (plain, eagle) = _learned(), _pool(*PARTS)
     config = {"num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 999, 0]]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.conftest import Served, serve
+from tests.vllm.conftest import EAGER, Served, serve
 
 POOL = "config/pool.vllm-cpu.yaml"
 
@@ -15,7 +15,7 @@ POOL = "config/pool.vllm-cpu.yaml"
 @pytest.fixture(scope="package")
 def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Start the gateway with the example pool."""
-    with serve(tmp_path_factory.mktemp("example"), POOL) as served:
+    with serve(tmp_path_factory.mktemp("example"), POOL, EAGER) as served:
         served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
         served.warm_up()
         yield served

@@ -16,13 +16,11 @@ import yaml
 
 from backends.launch.ports import free_port
 from tests.support.paths import ROOT
-from tests.vllm.conftest import QUICK, Served, serve
+from tests.vllm.conftest import SEVERAL, Served, serve
 
 BLOCKS = 64
 """Of the baseline's KV cache."""
 RANK = 4
-ENV = {"PYTHONPATH": QUICK["PYTHONPATH"]}
-"""Workers are processes of their own, as on several GPUs: streams are sent while the next step is computed."""
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
@@ -84,6 +82,7 @@ def served(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("pair")
     path = folder / "pool.yaml"
     path.write_text(yaml.safe_dump(pool))
-    with serve(folder, str(path), ENV) as served:
+    # Workers are processes of their own, as on several GPUs: streams are sent while the next step is computed.
+    with serve(folder, str(path), SEVERAL) as served:
         served.warm_up()
         yield served
