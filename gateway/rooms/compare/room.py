@@ -68,7 +68,7 @@ class CompareRoom(Room):
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
         self._versions: dict[str, int] = {}
-        self._known: dict[str, dict[int, Definition]] = {}  # past ones of each model, by the version of its document
+        self._past = _Past(gateway)
         self._waits: dict[str, str] = {}  # why nothing is compared by itself, by model
         self._started_s = math.inf
         self._next_s = math.inf  # until it is started
@@ -92,19 +92,6 @@ class CompareRoom(Room):
     def narrow(self) -> Mapping[str, Narrowing]:
         """Return the running comparisons, which assign requests to arms, by model."""
         return self._present()
-
-    def _past(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:
-        """Return the last comparison of each set of arms, the latest one first, without those at some stages."""
-        before, known = self._known.get(model, {}), dict[int, Definition]()
-        for document in reversed(self.gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
-            with contextlib.suppress(ValidationError):  # logged when it came
-                definition = before.get(document.version) or Definition.model_validate_json(document.text)
-                known[document.version] = definition
-        self._known[model] = known
-        last: dict[frozenset[tuple[str, ...]], Definition] = {}
-        for definition in (each for each in known.values() if each.stage not in without):
-            last.setdefault(definition.compared(), definition)
-        return [*last.values()]
 
     def _present(self) -> dict[str, Running]:
         models = self.gateway.models
@@ -196,7 +183,7 @@ class CompareRoom(Room):
             return
         waits = ""
         try:
-            past = [each for each in self._past(model) if not each.takes_turns]
+            past = [each for each in self._past.of(model) if not each.takes_turns]
             open_for = next_question(settings, self.gateway.pool.of(model), past) if settings.is_open else settings
             await self._put_first(model, self._begun(model, open_for))
         except WrongArmsError as error:
@@ -242,7 +229,7 @@ class CompareRoom(Room):
         """Return the pairs of methods that are being compared, or of which it is known which is better."""
         known = {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}
         backends = self.gateway.pool.of(model)
-        past = [each for each in self._past(model) if each.stage in known and not each.takes_turns]
+        past = [each for each in self._past.of(model) if each.stage in known and not each.takes_turns]
         past = [each for each in past if not each.has_other_engines(backends)]
         return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
@@ -262,7 +249,7 @@ class CompareRoom(Room):
 
         found: list[Finding] = []
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
-        for past in self._past(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
+        for past in self._past.of(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
             document = past.document()
             ends, change = better_of(document), change_of(document, past.unchanged(backends))
             if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
@@ -330,6 +317,27 @@ class CompareRoom(Room):
             if changed := running.definition.changed(backends, self.gateway.models[model].policy.name):
                 document["sentence"] += f" But {changed}: it will be stopped unless that ends."
         return document | {"change": change_of(document, running.definition.unchanged(backends))}
+
+
+class _Past:
+    """The comparisons of each model, as the versions of its document tell them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._known: dict[str, dict[int, Definition]] = {}  # by model and version
+
+    def of(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:
+        """Return the last comparison of each set of arms, the latest one first, without those at some stages."""
+        before, known = self._known.get(model, {}), dict[int, Definition]()
+        for document in reversed(self._gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
+            with contextlib.suppress(ValidationError):  # logged when it came
+                definition = before.get(document.version) or Definition.model_validate_json(document.text)
+                known[document.version] = definition
+        self._known[model] = known
+        last: dict[frozenset[tuple[str, ...]], Definition] = {}
+        for definition in (each for each in known.values() if each.stage not in without):
+            last.setdefault(definition.compared(), definition)
+        return [*last.values()]
 
 
 def _named(known: Collection[str], model: str | None) -> str:
