@@ -14,6 +14,7 @@ from rich.table import Table
 
 from backends.calibration.calibration import Calibration, Kind
 from backends.calibration.load import load_calibration
+from backends.drafting.script import BLOCK_TOKENS
 from backends.files.regular import read_file
 from backends.speculation import Method
 from backends.validation import UsageError
@@ -29,7 +30,7 @@ from lab.trace.record import TraceRecord
 _MOST_BYTES = 256 << 20
 _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
-_MUCH_CACHED = 0.1
+_LONG_S = 3600.0  # until the loop begins
 
 
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
@@ -62,27 +63,37 @@ def _loop(run: Mapping[str, Any], kind: Kind) -> ServedPart:
         temperature=run["temperature"],
         drafted=(accepted["tokens_per_step"] - 1.0) / accepted["rate"] if accepted["rate"] else float(k),
         by_position=tuple(map(float, accepted["by_position"])),
-        cached_share=float(run.get("cached_share", 0.0)),
         kv_tokens=int(run["kv_tokens"]),
     )
 
 
 def played(loop: ServedPart, calibration: str) -> Replayed:
-    """Replay a loop with a calibration: the same requests, which take as many steps as measured."""
-    requests = []
-    for number, sizes in enumerate(zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)):
-        prompt_tokens, output_tokens, steps = map(int, sizes)
-        taken = {loop.method.value: output_tokens / steps} if loop.k else {}
+    """Replay a loop with a calibration: the same requests, which take as many steps as measured.
+
+    What was cached of their prompts is the beginning of one text, which comes first.
+    """
+    records, most = list[TraceRecord](), int(loop.cached_tokens.max())
+    if most:
+        blocks = range(most // BLOCK_TOKENS)
+        records.append(
+            TraceRecord(prompt_tokens=most + 1, output_tokens=1, prefix_blocks=blocks, block_tokens=BLOCK_TOKENS)
+        )
+    columns = loop.prompt_tokens, loop.cached_tokens, loop.output_tokens, loop.steps
+    for number, sizes in enumerate(zip(*columns, strict=True)):
+        prompt_tokens, cached_tokens, output_tokens, steps = map(int, sizes)
         record = TraceRecord(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            acceptance=taken,
+            prefix_blocks=range(cached_tokens // BLOCK_TOKENS),
+            block_tokens=BLOCK_TOKENS,
+            acceptance={loop.method.value: output_tokens / steps} if loop.k else {},
             session=f"{number % loop.concurrency}",
             think_time_s=0.0,
         )
-        requests.append(replay_request(record, 0.0, 0.0))
+        records.append(record)
+    requests = [replay_request(each, _LONG_S if each.session else 0.0, 0.0) for each in records]
     replica = ReplicaSpec("measured", loop.method, loop.config, calibration)
-    return replay([replica], requests, None, lookahead_s=_TURNAROUND_S)
+    return replay([replica], requests, None, lookahead_s=_TURNAROUND_S, warmup=1 if most else 0)
 
 
 _HEAD = """\
@@ -104,13 +115,6 @@ def run_calibrate(options: CalibrateOptions) -> int:
         own = {"hardware": options.hardware, "target": options.target or like.target}
         like = like.model_copy(update=own | {"scheduler": like.scheduler.model_copy(update=limits)})
         errors, measured, tables = _held_out(loops, like)
-        most = max(loops, key=lambda loop: loop.cached_share)
-        if most.cached_share > _MUCH_CACHED:
-            errors += (
-                f" Prompts take longer than this says: of {most.method} at {most.concurrency} at once "
-                f"{most.cached_share:.0%} of their tokens were in the prefix cache. Take a longer trace, with "
-                "no prompt twice."
-            )
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error

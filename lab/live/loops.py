@@ -26,6 +26,7 @@ def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dic
         (
             round(record.sent_s - first_s, 6),
             (record.usage and record.usage.prompt_tokens) or outcome.trace[record.index].prompt_tokens,
+            (record.usage and record.usage.cached_tokens) or 0,
             record.output_tokens,
             len(record.chunks_s),  # each is a step of the engine
             round(record.ttft_s, 6),
@@ -33,13 +34,11 @@ def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dic
         )
         for record in outcome.done
     ]
-    cached = sum((record.usage and record.usage.cached_tokens) or 0 for record in outcome.done)
     return {
         "endpoint": name,
         "method": name if name in set(Method) else None,
         "concurrency": condition.at_once,
         "temperature": condition.temperature,
-        "cached_share": cached / max(1, sum(row[1] for row in rows)),
         "each": {column: [row[at] for row in rows] for at, column in enumerate(EACH)},
         **counted._asdict(),
     }

@@ -154,6 +154,7 @@ def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> ServedPa
         config=one.config,
         sent_s=outcomes.sent_at[chosen],
         prompt_tokens=outcomes.prompt_tokens[chosen],
+        cached_tokens=outcomes.cached_tokens[chosen],
         output_tokens=output[chosen],
         steps=np.maximum(1.0, output[chosen] / np.clip(per_step, 1.0, k + 1)),
         ttft_s=outcomes.ttft_s[chosen],

@@ -20,7 +20,7 @@ Cost = tuple[str, str]
 """Where a cost is (`step`, or a method; nowhere for the whole request), and its name there."""
 ATTENDED: Cost = ("step", "per_attended_s")
 OUTSIDE: Cost = ("", "outside_s")
-EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
+EACH = ("sent_s", "prompt_tokens", "cached_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
 """What is known of each request; `steps` are those of the engine that gave tokens."""
 
 
@@ -32,6 +32,7 @@ class ServedPart:
     config: Mapping[str, Any] = field(default_factory=dict)  # speculative config without the method
     sent_s: Floats
     prompt_tokens: Floats
+    cached_tokens: Floats  # of these, in the engine's prefix cache
     output_tokens: Floats
     steps: Floats  # steps of the engine that gave tokens
     ttft_s: Floats  # NaN of an answer in one piece
@@ -42,7 +43,6 @@ class ServedPart:
     kind: Kind | None = None  # kind of the texts; None if they were made up
     temperature: float | None = None
     by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
-    cached_share: float = 0.0  # of the prompt tokens, which an engine had in its prefix cache
     kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
 
     @property
@@ -112,7 +112,9 @@ def _rows(served: ServedPart, load: ServedPart, like: Calibration) -> Iterator[S
     joined = ((sent_s[:, None] < firsts_s) & (firsts_s <= first_s[:, None])).astype(float)
     parameters = EngineParameters.of(like, served.method, served.config)
     waits = np.where(batch > 0, 1.5 if parameters.asynchronous else 0.5, 0.0)
-    chunks = np.maximum(1.0, np.ceil(joined @ load.prompt_tokens / parameters.max_num_batched_tokens))
+    chunks = np.maximum(
+        1.0, np.ceil(joined @ (load.prompt_tokens - load.cached_tokens) / parameters.max_num_batched_tokens)
+    )
     before = _amounts(served, load, like, waits + chunks, batch + 1, running @ held, joined)
     before |= {OUTSIDE: np.ones(len(prompt))}
     both = {cost: after.get(cost, 0.0) + amount for cost, amount in before.items()}
@@ -138,8 +140,8 @@ def _amounts(
 
     `batch` and `context` are those of a step, and `computed` which prompts of the load are computed in all of them.
     """
-    step, prompt = like.step, load.prompt_tokens
-    decoded, prompts, joined = batch * (1 + served.drafted), computed @ prompt, computed.sum(axis=1)
+    step, prompt, cached = like.step, load.prompt_tokens, load.cached_tokens
+    decoded, prompts, joined = batch * (1 + served.drafted), computed @ (prompt - cached), computed.sum(axis=1)
     with_prompt = np.minimum(1.0, joined / steps)  # share of the steps
     longer = np.minimum(decoded + prompts / np.maximum(1, joined), step.knee_tokens)
     below = (1 - with_prompt) * np.minimum(decoded, step.knee_tokens) + with_prompt * longer
@@ -162,7 +164,7 @@ def _amounts(
         ("step", "experts_s"): own * (1 - (1 - with_prompt) * (1 - step.expert_share) ** decoded),
     }
     amounts |= {cost: own * each for cost, each in reads.items()}
-    amounts[ATTENDED] = amounts.get(ATTENDED, 0.0) + computed @ (prompt**2 / 2)
+    amounts[ATTENDED] = amounts.get(ATTENDED, 0.0) + computed @ ((prompt**2 - cached**2) / 2)
     if served.k:
         parameters = EngineParameters.of(like, served.method, served.config)
         k = np.full(len(batch), served.k)

@@ -15,7 +15,7 @@ from lab.statistics import Floats
 from lab.trace.record import Text, TraceRecord
 from policies.features.request import TYPICAL_TOKENS, Endpoint
 
-NO_OUTCOME = (-1, 0.0, math.nan, math.nan, math.nan)
+NO_OUTCOME = (-1, 0.0, 0, math.nan, math.nan, math.nan)
 _ANSWERED = ("", "cancelled")
 _WITHOUT_TEXT = (Endpoint.EMBEDDINGS, Endpoint.OTHER)
 _NOTES = {
@@ -35,6 +35,7 @@ class Outcomes(NamedTuple):
     replica: npt.NDArray[np.int64]  # index, -1 if none has served it
     sent_at: Floats
     prompt_tokens: Floats
+    cached_tokens: Floats  # of these, in the engine's prefix cache as far as it said
     output_tokens: Floats
     ttft_s: Floats  # NaN of an answer in one piece
     e2e_s: Floats  # NaN if it is not the time of one sequence on one replica
@@ -118,6 +119,7 @@ class TableFacts:
         return (
             self.replicas.setdefault((record.backend, method), len(self.replicas)),
             record.waited_s or 0.0,
+            record.cached_tokens or 0,
             ttft_s,
             e2e_s,
             math.nan if per_step is None else per_step,

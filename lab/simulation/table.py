@@ -37,6 +37,7 @@ _ROW = np.dtype(
         ("copy", "=i4"),  # 0: as in the trace
         ("replica", "=i4"),  # index; -1 if no replica has served it
         ("waited_s", "=f4"),
+        ("cached_tokens", "=i4"),
         ("ttft_s", "=f8"),  # NaN if unknown, as those below
         ("e2e_s", "=f8"),
         ("tokens_per_step", "=f4"),
@@ -295,7 +296,7 @@ def _written(
 
 
 _AT = (_ROW.names or ()).index("at")
-_OUTCOMES = ("prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "tokens_per_step")
+_OUTCOMES = ("prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", "e2e_s", "tokens_per_step")
 
 
 class _File:
