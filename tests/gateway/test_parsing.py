@@ -78,7 +78,7 @@ BOUNDS: Final = {
     ("rooms/compare/canary.py", "_wanted"): TYPED,
     ("rooms/compare/canary.py", "canary"): TYPED,
     ("rooms/compare/room.py", "_apply"): OWN,
-    ("rooms/compare/room.py", "_past"): OWN,
+    ("rooms/compare/room.py", "of"): OWN,
     ("admin/policy_versions.py", "pin"): OWN,
     ("admin/policy_versions.py", "settings_of"): OWN,
     ("service/stores.py", "read_launched"): OWN,
