@@ -77,7 +77,7 @@ class RoutedRequest:
         self.document = None
 
     def found_at(self, backend: str) -> None:
-        """Note which backend has the stored response that the request refers to."""
+        """Set the backend that holds the stored response to which the request refers."""
         self.home = backend
 
     @property

@@ -101,7 +101,7 @@ class Router:
         return None if narrowing is None else narrowing.depth(backend)
 
     def narrow_by(self, narrowing: dict[str, Narrowing]) -> None:
-        """Have the candidates of a model's requests narrowed before its policy chooses."""
+        """Set what narrows the candidates of each model's requests before its policy chooses."""
         self._narrowing = narrowing
 
     def is_compared(self, routed: RoutedRequest) -> bool:

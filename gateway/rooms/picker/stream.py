@@ -280,7 +280,7 @@ class Stream:
         self._end()
 
     def abort(self) -> None:
-        """Tell the proxy to cut off the answer."""
+        """Abort the answer."""
         self.whole(502, b"", b"")
 
     # The answer
@@ -352,7 +352,7 @@ class ProxySender(Sender):
     def send(
         self, call: Call, upstream: Upstream, candidates: Sequence[Backend], lines: bytes, engine_id: bytes
     ) -> None:
-        """Tell the proxy to send the request to a backend, or else to another candidate."""
+        """Forward the request to a backend; the proxy falls back on other candidates, the least loaded first."""
         chosen = upstream.backend
         others = sorted(
             (each for each in candidates if each is not chosen), key=lambda each: each.in_flight / each.weight
@@ -375,7 +375,7 @@ class ProxySender(Sender):
         return True
 
     def cut_off(self) -> None:
-        """Tell the proxy to cut off the answer."""
+        """Abort the answer that the proxy passes on."""
         self._stream.abort()
 
 
