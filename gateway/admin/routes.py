@@ -132,6 +132,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "reason": backend.health.reason,
         "method": backend.said.method,
         "num_speculative_tokens": backend.said.schedule.k,
+        "speculative_config": backend.speculative_config,
         "contradictions": backend.engine.contradictions,
         "observed": {"method": backend.method, "num_speculative_tokens": backend.num_speculative_tokens},
         "tokens_per_step": _tokens_per_step(gateway, backend),

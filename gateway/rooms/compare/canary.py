@@ -42,7 +42,7 @@ def canary(
     wanted, last_s = _wanted(config), seconds_of(lasts)
     admin = Admin(url, admin_key)
     name, members = _model(admin, replica, model)
-    alike = _alike(replica, members, wanted)
+    alike = _alike(replica, members, wanted, json.loads(config))
     is_own = "process" in members[replica]
     if is_own and members[replica]["simulated"]:
         raise UsageError(f"{replica} is simulated, so it has no engine that could be started anew")
@@ -65,6 +65,8 @@ def canary(
             f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ... "
             f"{again}"
         )
+        if _way(members[replica]) == wanted:  # as with another head: nothing but its restart shows that it is another
+            _until(admin, name, replica, lambda each: each["state"] == "down")
         _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}
     timing = {"for_s": last_s, "block_s": block and seconds_of(block), "usual": False}
@@ -138,18 +140,24 @@ def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str
     return found[0], models[found[0]]["backends"]
 
 
-def _alike(replica: str, members: dict[str, Any], wanted: Way) -> list[str]:
+def _config(each: dict[str, Any]) -> dict[str, Any]:
+    """Return how a replica speculates, as far as the pool file says it."""
+    return {**(each["speculative_config"] or {}), "method": each["method"]}
+
+
+def _alike(replica: str, members: dict[str, Any], wanted: Way, config: dict[str, Any]) -> list[str]:
     """Return the replicas with which it can be compared."""
+    own = members[replica]
     alike = [
         other
         for other, each in members.items()
-        if other != replica and _way(each) == _way(members[replica]) and each["state"] == "up"
+        if other != replica and (_way(each), _config(each)) == (_way(own), _config(own)) and each["state"] == "up"
     ]
     if not alike:
         raise UsageError(
             f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
         )
-    if _way(members[replica]) == wanted:
+    if _way(own) == wanted and _config(own) == {**config, "method": wanted[0]}:
         raise UsageError(f"{replica} serves so already: {_words(wanted)}")
     if taken := {replica, *alike} & {wanted[0], *(each["method"] for each in members.values())}:
         raise UsageError(f"{taken.pop()} names a replica and a method, which a comparison cannot tell apart: rename it")

@@ -80,6 +80,10 @@ class Definition(ComparisonSettings):
             return False
         if self.policies:
             return policy in self.policies and policy != better
+        if len(self.compared()) < 2:  # such as two heads: what tells them apart is in the pool file
+            best = [each.speculative_config for each in backends if each.name in self.replicas[better]]
+            names = [*chain(*self.replicas.values())]
+            return any(each.speculative_config not in best for each in backends if each.name in names)
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
     def has_other_engines(self, backends: Sequence[Backend]) -> bool:

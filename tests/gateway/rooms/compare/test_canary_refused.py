@@ -52,7 +52,8 @@ async def test_a_canary_whose_comparison_would_be_refused_changes_nothing(
 
 
 def test_a_simulated_replica_has_no_engine_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = {"method": "baseline", "num_speculative_tokens": 0, "state": "up", "process": "ready", "simulated": True}
+    each = {"method": "baseline", "num_speculative_tokens": 0, "speculative_config": {}, "state": "up"}
+    each |= {"process": "ready", "simulated": True}
     asked: list[str] = []
 
     def get(_: Admin, path: str) -> dict[str, Any]:
