@@ -32,20 +32,30 @@ def _text(name: str, advised: dict[str, Any]) -> str:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     else:
         gain, missing = advised["speculation"]["gain"], advised["speculation"]["missing"]
-        parts.append(f"Saved by speculation: {'; '.join(filter(None, (_saved(gain) or 'not known', missing)))}.")
+        effect = "Added" if gain and gain["share"] < 0.0 else "Saved"
+        parts.append(f"{effect} by speculation: {'; '.join(filter(None, (_share(gain) or 'not known', missing)))}.")
     parts += [*filter(None, [advised["comparing"]]), *advised["premises"]]
     for number, finding in enumerate(findings, 1):
-        where, worth = finding["backend"], _saved(finding["gain"]) or finding["worth"]
+        where, worth = finding["backend"], _share(finding["gain"]) or finding["worth"]
         parts += [f"{number}. {where}{where and ': '}{finding['title']}", *([f"   gain:     {worth}"] if worth else [])]
         parts += [f"   evidence: {finding['evidence']}", "   change:"]
         parts += [f"       {line}" for line in finding["change"].splitlines()]
     return "\n".join(parts)
 
 
-def _saved(gain: dict[str, Any] | None) -> str:
+def _share(gain: dict[str, Any] | None) -> str:
+    """Return the share of the time that is saved; that which is added, where it is negative.
+
+    Examples
+    --------
+    >>> _share({"share": -0.33, "low": -0.45, "high": 0.02, "of": "time per output token"})
+    '33% of the time per output token (95%: -2% to 45%)'
+    """
     if gain is None:
         return ""
-    return f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
+    sign = -1.0 if gain["share"] < 0.0 else 1.0
+    low, high = sorted((sign * gain["low"], sign * gain["high"]))
+    return f"{sign * gain['share']:.0%} of the {gain['of']} (95%: {low:.0%} to {high:.0%})"
 
 
 COMMANDS: Final = {"advise": advise}

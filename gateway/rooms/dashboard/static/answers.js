@@ -104,7 +104,9 @@ function overNone(advised) {
   const { gain, baseline, missing } = advised.speculation;
   if (gain === null) return [`${title}: not known yet.`, "", `${sentence(missing)}.`];
   const than = baseline ? `the measured steps of ${baseline}` : "a baseline of the calibration that the pool file names";
-  const rests = `Estimated from ${than}: ${percent(gain.share)} of the ${gain.of} saved (95% interval ${percent(gain.low)} to ${percent(gain.high)}).`;
+  const [sign, is] = gain.share < 0 ? [-1, "added"] : [1, "saved"];
+  const ends = [sign * gain.low, sign * gain.high].sort((a, b) => a - b).map(percent);
+  const rests = `Estimated from ${than}: ${percent(sign * gain.share)} of the ${gain.of} ${is} (95% interval ${ends.join(" to ")}).`;
   if (gain.low <= 0 && gain.high >= 0) return [`${title}: no difference is certain.`, "", rests];
   const change = percent(Math.abs(gain.share));
   return gain.share > 0 ? [`${change} less time than without speculation.`, "good", rests] : [`${change} more time than without speculation.`, "bad", rests];
