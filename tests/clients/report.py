@@ -104,8 +104,7 @@ def run(
     """Run the cases of a client and print their results.
 
     Every client has `unknown_model`, `wrong_key`, `retry_after_429` and most have `chat`, by `ask(model=MODEL,
-    key=KEY)`, which returns an answer that is not empty. `cases` are the others, by their names. A case that returns
-    without an error has passed; it may return figures to be shown.
+    key=KEY)`, which returns an answer that is not empty. `cases` are the others, by their names.
     """
     all_cases: dict[str, Case] = {
         **({"chat": lambda: check(ask())} if has_chat else {}),
@@ -121,10 +120,10 @@ def report(package: str, cases: Mapping[str, Case]) -> None:
     """Run cases and print their results."""
     print(json.dumps({"version": version(package)}), flush=True)
     for name, case in cases.items():
-        error = figures = None
+        error = None
         try:
-            figures = case()
+            case()
         except Exception as raised:  # noqa: BLE001 -- reported
             traceback.print_exc()
             error = f"{type(raised).__name__}: {raised}"
-        print(json.dumps({"case": name.replace("_", " "), "error": error, "figures": figures}), flush=True)
+        print(json.dumps({"case": name.replace("_", " "), "error": error}), flush=True)

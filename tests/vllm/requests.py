@@ -37,12 +37,28 @@ def ask(served: Served, backend: str, messages: Any = MESSAGES, workload: str = 
 
 
 def drafts(answer: ChatCompletion) -> dict[str, Any]:
-    """Return what an engine says of its drafts for an answer."""
-    said: dict[str, Any] = (answer.model_extra or {})["metrics"]["speculative_decoding"]
-    return said
+    """Return what an engine says of its drafts for an answer; nothing if it does not speculate."""
+    said: dict[str, Any] | None = (answer.model_extra or {})["metrics"].get("speculative_decoding")
+    return said or {}
 
 
-def check_whole_answer(served: Served, backend: str, temperature: float) -> None:
+def accepted(answer: ChatCompletion) -> int:
+    """Return how many drafted tokens an answer has."""
+    return int(drafts(answer).get("num_accepted_draft_tokens", 0))
+
+
+def check_method(served: Served, backend: str) -> None:
+    """Check answers of a replica, whole and streamed, and that what its engine accepts is counted and learned."""
+    for temperature in (0.0, 1.0):
+        _check_whole_answer(served, backend, temperature)
+    _check_stream(served, backend)
+    if served.backends()[backend]["method"] == "baseline":
+        assert not drafts(ask(served, backend, max_tokens=16))
+    else:
+        _check_acceptance(served, backend)
+
+
+def _check_whole_answer(served: Served, backend: str, temperature: float) -> None:
     """Check a chat answer that comes in one piece."""
     raw = served.openai.chat.completions.with_raw_response.create(
         model="tiny",
@@ -66,7 +82,7 @@ def check_whole_answer(served: Served, backend: str, temperature: float) -> None
     assert sum(token.logprob for token in choice.logprobs.content) / 64 > -5.0
 
 
-def check_stream(served: Served, backend: str) -> None:
+def _check_stream(served: Served, backend: str) -> None:
     """Check a chat answer that comes as a stream."""
     with served.openai.chat.completions.with_streaming_response.create(
         model="tiny",
@@ -89,19 +105,18 @@ def check_stream(served: Served, backend: str) -> None:
     assert chunks[-1].usage.completion_tokens == 64
 
 
-def check_acceptance(served: Served, backend: str) -> None:
+def _check_acceptance(served: Served, backend: str) -> None:
     """Check that a speculating engine's acceptance is counted by the gateway and learned by its policy."""
     labels = {"model": "tiny", "backend": backend}
     accepted_before = served.metric("gateway_accepted_tokens_total", **labels)
     conversations = [_asking_for(name) for name in _FUNCTIONS]  # unlike ones: suffix decoding remembers answers
     workload = f"functions-{backend}"  # apart from what other tests have asked
-    reported = [drafts(ask(served, backend, each, workload, max_tokens=_TOKENS)) for each in conversations]
-    accepted: int = sum(each["num_accepted_draft_tokens"] for each in reported)
-    assert accepted > 0
-    assert served.metric("gateway_accepted_tokens_total", **labels) - accepted_before == accepted
+    found = sum(accepted(ask(served, backend, each, workload, max_tokens=_TOKENS)) for each in conversations)
+    assert found > 0
+    assert served.metric("gateway_accepted_tokens_total", **labels) - accepted_before == found
 
     generated = len(conversations) * _TOKENS
-    measured = generated / (generated - accepted)
+    measured = generated / (generated - found)
     initial = served.initial[backend]
 
     def has_learned() -> bool:

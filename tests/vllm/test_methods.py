@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.vllm.conftest import EAGER, Served
-from tests.vllm.requests import MESSAGES, ask, check_acceptance, check_stream, check_whole_answer, drafts
+from tests.vllm.requests import MESSAGES, ask, check_method, drafts
 
 pytestmark = pytest.mark.vllm
 
@@ -20,20 +20,9 @@ def test_every_method_started(served: Served) -> None:
     assert {name: backend["method"] for name, backend in served.backends().items()} == METHODS
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("backend", METHODS)
-def test_a_chat_answer_comes_whole(served: Served, backend: str, temperature: float) -> None:
-    check_whole_answer(served, backend, temperature)
-
-
-@pytest.mark.parametrize("backend", METHODS)
-def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str) -> None:
-    check_stream(served, backend)
-
-
-@pytest.mark.parametrize("backend", METHODS)
-def test_acceptance_is_counted_and_learned(served: Served, backend: str) -> None:
-    check_acceptance(served, backend)
+def test_chat_answers_come_whole_and_as_streams_and_are_learned_from(served: Served, backend: str) -> None:
+    check_method(served, backend)
 
 
 def test_a_schedule_drafts_less_in_a_larger_batch(served: Served) -> None:

@@ -28,10 +28,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"method": "ngram", **K, "prompt_lookup_mx": 4},
     {"method": "ngram", **K, "disable_by_batch_size": 16},
     {"method": "ngram", **K, "use_heterogeneous_vocab": True},
-    {"method": "ngram", **K, "enable_adaptive_verification": True},
-    {"method": "ngram", **K, "index_share_for_mtp_iteration": True},
-    {"method": "ngram", **K, "index_share_for_mtp_iteration": False},
     {"method": "ngram", **K, "use_heterogeneous_vocab": False},
+    {"method": "ngram", **K, "enable_adaptive_verification": True},
     {"method": "ngram", **K, "rejection_sample_method": "block"},
     {"method": "ngram", **K, "rejection_sample_method": "other"},
     {"method": "ngram", **K, "rejection_sample_method": "synthetic"},
@@ -45,7 +43,6 @@ CONFIGS: list[dict[str, Any]] = [
             {"synthetic_acceptance_rates": [1.2, 0.8, 0.8]},
             {"synthetic_acceptance_length": 4.0},
             {"synthetic_acceptance_length": 4.5},
-            {"synthetic_acceptance_length": 0.5},
         )
     ),
     {"method": "suffix"},
@@ -59,8 +56,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"method": "eagle", **K},
     {"method": "draft_model", **K},
     {"method": "medusa", **K},
-    {"method": "mlp_speculator", **K},
-    {"method": "dflash", **K},
 ]
 
 ASK = """

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from backends.launch.ports import free_port
 from tests.clients.counters import totals
 from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, check, report
 from tests.support.waiting import eventually_blocking
@@ -39,12 +39,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
         return False
 
     eventually_blocking(holds, what=what)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

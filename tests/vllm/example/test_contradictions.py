@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import eventually_blocking
-from tests.vllm.conftest import ADMIN_KEY, Served, pool_before, serve
+from tests.vllm.conftest import Served, pool_before, serve
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
 
 TRUE = ("plain", "lookup", "head")
+EACH = 20
+"""Answers of each, of which is learned."""
 SAID = {
     "plain": {"method": "eagle3", "speculative_config": {"model": "x", "num_speculative_tokens": 3}},
     "lookup": {"method": "baseline"},
@@ -31,17 +29,13 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def swapped_pool(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a pool file that says of each engine what is not so."""
+def swapped(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Start a gateway whose pool file says of each engine what is not so."""
     urls = {name: backend["url"] for name, backend in served.backends().items()}
     backends = {name: {"url": urls[name], **said} for name, said in SAID.items()}
-    return pool_before(tmp_path_factory.mktemp("swapped"), backends, "learned")
-
-
-@pytest.fixture(scope="module")
-def swapped(swapped_pool: Path) -> Iterator[Served]:
-    with serve(swapped_pool.parent, str(swapped_pool)) as served:
-        yield served
+    folder = tmp_path_factory.mktemp("swapped")
+    with serve(folder, str(pool_before(folder, backends, "learned"))) as gateway:
+        yield gateway
 
 
 def test_a_pool_file_that_is_right_is_not_contradicted(served: Served) -> None:
@@ -54,24 +48,14 @@ def test_a_pool_file_that_is_right_is_not_contradicted(served: Served) -> None:
     }
 
 
-def test_check_warns(swapped_pool: Path) -> None:
-    command = [str(Path(sys.executable).with_name("gateway")), "check", "--config", str(swapped_pool)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    lines = run.stderr.splitlines()
-    assert len(lines) == len(FOUND)
-    for name, text in FOUND.items():  # each at its line and column
-        place = rf"warning: {re.escape(str(swapped_pool))}:\d+:\d+: models\.tiny\.backends\.{name}\."
-        assert any(re.match(place, line) and line.endswith(f": {text}") for line in lines), lines
-
-
 def test_each_is_known_at_the_start(swapped: Served) -> None:
-    log = swapped.log_path.read_text()
+    log = swapped.command.printed()
     assert [log.count(f"tiny/{name}: {text}") for name, text in FOUND.items()] == [1, 1, 1]
     kinds = {name: list(one["contradictions"]) for name, one in swapped.backends().items()}
     assert kinds == {"plain": ["no_speculation"], "lookup": ["speculation"], "head": ["k"]}
     for name, (kind,) in kinds.items():
         eventually_blocking(lambda: swapped.metric("gateway_backend_contradiction", backend=name, kind=kind) == 1)  # noqa: B023
-    answer = swapped.http.get(f"{swapped.url}/admin/advice", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+    answer = swapped.http.get(f"{swapped.url}/admin/advice", headers=swapped.command.admin)
     findings = {each["backend"]: each["title"] for each in answer.json()["models"]["tiny"]["findings"]}
     assert findings == FOUND
     expected = swapped.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
@@ -101,8 +85,8 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
     for number in range(3):  # the first answer of each shows its habits, and counts as one of others
         ask(number)
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(ask, range(3, 120)))
-    tokens = {name: before[name][0] + 40 * 64 for name in TRUE}
+        list(threads.map(ask, range(3, 3 * EACH)))
+    tokens = {name: before[name][0] + 64 * EACH for name in TRUE}
     eventually_blocking(lambda: all(counted(name)[0] >= tokens[name] for name in TRUE))
     true = {}
     for name in TRUE:
@@ -115,18 +99,6 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
         )
         return {name: found[name].tokens_per_step for name in TRUE}
 
-    print(f"\ntokens per step counted: {true}; believed: {believed()}")
     eventually_blocking(lambda: all(abs(believed()[name] / true[name] - 1) < 0.15 for name in TRUE), 40.0)
     assert true["plain"] == 1.0
     assert min(true["head"], true["lookup"]) > 1.1
-
-    def compared() -> dict[str, dict[str, float]]:
-        return {name: one["tokens_per_step"] for name, one in swapped.backends().items() if one["tokens_per_step"]}
-
-    eventually_blocking(lambda: len(compared()) == len(TRUE), 60.0)
-    print(f"compared: {compared()}")
-    for name, figures in compared().items():
-        assert figures["shown"] == pytest.approx(true[name], rel=0.05)
-        # There are no others; but what the engine accepts beyond the end of an answer looks like theirs.
-        assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.15)
-        assert not figures["differs"]

@@ -14,11 +14,11 @@ import pytest
 from gateway.rooms.trouble.answer import problem_of
 from policies.features.request import Endpoint
 from tests.vllm.conftest import Served
+from tests.vllm.example.conftest import BACKENDS
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
 
-BACKENDS = ("plain", "lookup", "head", "draft")
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["heap", "sort"]}}, "required": ["name"]}
 ASKED: dict[str, dict[str, Any]] = {
     "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}},
@@ -28,7 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 3},
     "several": {"n": 3},
 }
-EACH = 3
+EACH = 2
 
 
 def test_healthy_engines_are_suspected_of_nothing(served: Served) -> None:
@@ -38,9 +38,9 @@ def test_healthy_engines_are_suspected_of_nothing(served: Served) -> None:
         backend, kind, number = case
         body = {
             "model": "tiny",
-            "temperature": 0.2 + 0.6 * (number % 2),
+            "temperature": (0.2, 0.8)[number],
             "max_tokens": 40,
-            "stream": number % 3 == 0,
+            "stream": number == 0,
             **ASKED[kind],
         }
         body["messages"] = [{"role": "user", "content": f"Write function number {number} of Python's heapq."}]
@@ -60,4 +60,4 @@ def test_healthy_engines_are_suspected_of_nothing(served: Served) -> None:
     print(seen)
     assert {outcome for _, _, outcome in seen} <= {"well", "endless repetition"}
     assert sum(seen.values()) == len(BACKENDS) * len(ASKED) * EACH
-    assert "such requests go elsewhere" not in served.log_path.read_text()
+    assert "such requests go elsewhere" not in served.command.printed()

@@ -6,52 +6,49 @@ Both take LoRA adapters. The baseline has one loaded and a small KV cache, and t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from backends.launch.ports import free_port
 from tests.support.paths import ROOT
-from tests.vllm.conftest import SEVERAL, Served, serve
+from tests.vllm.conftest import UNCOMPILED, Served, serve
 
-BLOCKS = 64
+BLOCKS = 40
 """Of the baseline's KV cache."""
-RANK = 4
 
 
-def make_adapter(folder: Path, seed: int) -> Path:
-    """Write an adapter of random weights for the query and value projections of the tiny model."""
-    config = json.loads((ROOT / ".cache/tiny-models/target/config.json").read_text())
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    size = config.get("head_dim") or hidden // heads
-    rng, tensors = np.random.default_rng(seed), {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, count in (("q_proj", heads), ("v_proj", config["num_key_value_heads"])):
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = rng.normal(0.0, 0.5, (RANK, hidden)).astype(np.float32)
-            tensors[f"{prefix}.lora_B.weight"] = rng.normal(0.0, 0.5, (count * size, RANK)).astype(np.float32)
-    header, body = {}, b""
-    for name, tensor in tensors.items():
-        begin, body = len(body), body + tensor.tobytes()
-        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, len(body)]}
-    head = json.dumps(header).encode()
+# Of random weights, for the query and value projections of the tiny model.
+ADAPTERS = """
+import json
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+target = load_file(".cache/tiny-models/target/model.safetensors")
+for seed, name in enumerate(("first", "second")):
+    torch.manual_seed(seed)
+    tensors = {}
+    for weight, one in target.items():
+        if weight.endswith(("q_proj.weight", "v_proj.weight")):
+            prefix = "base_model.model." + weight.removesuffix("weight")
+            tensors[prefix + "lora_A.weight"] = 0.5 * torch.randn(4, one.shape[1])
+            tensors[prefix + "lora_B.weight"] = 0.5 * torch.randn(one.shape[0], 4)
+    folder = Path(given, name)
     folder.mkdir()
-    (folder / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + body)
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 8, "bias": "none"}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(said | {"target_modules": ["q_proj", "v_proj"]}))
-    return folder
+"""
 
 
 @pytest.fixture(scope="package")
-def adapters(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapters(in_vllm: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write two adapters; return their folder."""
     folder = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(("first", "second")):
-        make_adapter(folder / name, seed)
+    in_vllm(ADAPTERS, str(folder))
     return folder
 
 
@@ -83,6 +80,6 @@ def served(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     path = folder / "pool.yaml"
     path.write_text(yaml.safe_dump(pool))
     # Workers are processes of their own, as on several GPUs: streams are sent while the next step is computed.
-    with serve(folder, str(path), SEVERAL) as served:
+    with serve(folder, str(path), UNCOMPILED) as served:
         served.warm_up()
         yield served

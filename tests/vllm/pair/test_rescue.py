@@ -1,4 +1,4 @@
-"""Streams outlive real vLLM replicas: killed under twenty streams, and drained."""
+"""Streams outlive real vLLM replicas: killed under twelve streams."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.vllm.requests import to
 pytestmark = pytest.mark.vllm
 
 VICTIM = "plain"
-STREAMS = 20
-TOKENS = 250
+STREAMS = 12
+TOKENS = 160
 
 
 class Answer(NamedTuple):
@@ -86,7 +86,7 @@ async def ask_all_and(client: AsyncOpenAI, act: Any) -> list[Answer]:
 
 
 def check_are_whole(answers: list[Answer], expected: list[Answer]) -> None:
-    """Check that answers came whole, and say how many of those that changed replica read as without that."""
+    """Check that answers came whole, and that half of those that changed replica read as without that."""
     cut = [number for number, answer in enumerate(answers) if answer.backend == VICTIM]
     assert len(cut) >= STREAMS // 4
     for answer, uninterrupted in zip(answers, expected, strict=True):
@@ -95,7 +95,6 @@ def check_are_whole(answers: list[Answer], expected: list[Answer]) -> None:
         assert answer.prompt_tokens == uninterrupted.prompt_tokens
         assert len(answer.ids) == 1
     equal = [number for number in cut if answers[number].text == expected[number].text]
-    print(f"\n{len(answers)} answers whole, {len(cut)} of them from two replicas; equal texts: {len(equal)}")
     # Greedy text differs between batches of other sizes where two tokens are almost equally likely.
     assert len(equal) >= len(cut) // 2
 
