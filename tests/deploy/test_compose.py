@@ -44,11 +44,7 @@ def test_built_and_mounted_files_exist(services: dict[str, Any]) -> None:
     assert default
     assert (DEPLOY / default[1]).is_file()
     mounted = [volume.split(":")[0] for name in ("prometheus", "grafana") for volume in services[name]["volumes"]]
-    assert len([path for path in mounted if path.startswith("./")]) == 4
     assert all((DEPLOY / path).exists() for path in mounted if path.startswith("./"))
-    volumes = yaml.safe_load(COMPOSE.read_text())["volumes"]
-    used = {str(volume).split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
-    assert set(volumes) == {name for name in used if name.isidentifier()}
 
 
 def test_images_are_pinned_and_services_are_watched(services: dict[str, Any]) -> None:
@@ -86,14 +82,10 @@ def test_grafana_finds_its_dashboards_and_prometheus(services: dict[str, Any]) -
     assert f"./grafana/dashboards:{dashboards['options']['path']}:ro" in services["grafana"]["volumes"]
 
 
-def test_ports_are_published_on_localhost_by_default(services: dict[str, Any]) -> None:
-    for service in services.values():
+def test_services_are_on_localhost_without_privileges_and_with_read_only_roots(services: dict[str, Any]) -> None:
+    for name, service in services.items():
         for port in service.get("ports", []):
             assert port.startswith(("127.0.0.1:", "${GATEWAY_ADDRESS:-127.0.0.1}:"))
-
-
-def test_services_have_no_privileges_and_read_only_roots(services: dict[str, Any]) -> None:
-    for name, service in services.items():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service.get("read_only") is (None if name.startswith("vllm-") else True)
@@ -115,8 +107,6 @@ def test_redis_does_not_evict_and_nothing_waits_for_it(
     monkeypatch.setenv("REDIS_URL", default[1])
     for pool in ("pool.yaml", "pool.gpu.yaml"):
         assert load_pool(ROOT / "config" / pool).state.redis.get_secret_value() == default[1]
-    monkeypatch.delenv("REDIS_URL")
-    assert load_pool(ROOT / "config/pool.yaml").state.redis is None
 
 
 def gpu_pool() -> Any:
@@ -158,10 +148,6 @@ def test_they_fit_on_it_together(services: dict[str, Any]) -> None:
             assert found.tokens > 2 * int(longest), (name, found)
             share += float(utilization)
     assert 0.9 < share <= 0.95
-
-
-def test_they_start_one_after_the_other(services: dict[str, Any]) -> None:
-    """Since vLLM measures the free memory of the GPU when it starts."""
-    replicas = [name for name in services if name.startswith("vllm-")]
-    for earlier, later in itertools.pairwise(replicas):
-        assert services[later]["depends_on"] == {earlier: {"condition": "service_healthy"}}
+    for earlier, later in itertools.pairwise(name for name in services if name.startswith("vllm-")):
+        one_after_the_other = {earlier: {"condition": "service_healthy"}}  # vLLM measures the free memory at its start
+        assert services[later]["depends_on"] == one_after_the_other

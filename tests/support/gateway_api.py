@@ -18,13 +18,7 @@ from jsonschema import Draft202012Validator
 
 _NAME = {"type": "string", "minLength": 1, "maxLength": 253}
 _LABEL = {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"}
-_NAMESPACE = {"type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
 _PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
-_HOST = {
-    "type": "string",
-    "maxLength": 253,
-    "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-}
 _DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
 
 
@@ -39,19 +33,19 @@ def _list(items: dict[str, Any], most: int, least: int = 1) -> dict[str, Any]:
 _METADATA = _object(
     ("name",),
     name=_NAME,
-    namespace=_NAMESPACE,
+    namespace=_NAME,
     labels={"type": "object", "additionalProperties": _LABEL},
     annotations={"type": "object", "additionalProperties": {"type": "string"}},
 )
 _TIMEOUTS = _object(request=_DURATION, backendRequest=_DURATION)
 _PATH = _object(type={"enum": ["Exact", "PathPrefix", "RegularExpression"]}, value={"type": "string", "pattern": "^/"})
-_PARENT = _object(("name",), group=_NAME, kind=_LABEL, namespace=_NAMESPACE, name=_NAME, sectionName=_NAME, port=_PORT)
+_PARENT = _object(("name",), group=_NAME, kind=_LABEL, namespace=_NAME, name=_NAME, sectionName=_NAME, port=_PORT)
 _BACKEND = _object(
     ("name",),
     group={"const": "inference.networking.k8s.io"},
     kind={"const": "InferencePool"},
     name=_NAME,
-    namespace=_NAMESPACE,
+    namespace=_NAME,
     weight={"type": "integer", "minimum": 0, "maximum": 1_000_000},
 )
 
@@ -72,7 +66,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, Any]] = {
     ),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _object(
         parentRefs=_list(_PARENT, 32),
-        hostnames=_list(_HOST, 16),
+        hostnames=_list(_NAME, 16),
         rules=_list(
             _object(matches=_list(_object(path=_PATH), 64), backendRefs=_list(_BACKEND, 16), timeouts=_TIMEOUTS), 16
         ),
