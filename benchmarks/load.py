@@ -114,15 +114,10 @@ async def steady(rate_per_s: float) -> AsyncIterator[float]:
         await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def chat_body(size: int, number: int, *, stream: bool, shared: float = 0.0) -> bytes:
-    """Return the `number`th chat request of about `size` bytes: eight words per line, all lines different.
-
-    A share `shared` of them, at the beginning, is the same for all numbers.
-    """
-    same = round(shared * (size // 8))
+def chat_body(size: int, number: int, *, stream: bool) -> bytes:
+    """Return the `number`th chat request of about `size` bytes: eight words per line, all lines different."""
     words = " ".join(
-        f"word{(index + 31 * number * (index >= same)) * 7919 % 9973}{'' if index % 8 else chr(10)}"
-        for index in range(size // 8)
+        f"word{(index + 31 * number) * 7919 % 9973}{'' if index % 8 else chr(10)}" for index in range(size // 8)
     )
     document = {
         "model": "m",
@@ -184,7 +179,6 @@ async def run(
     headers: Sequence[str] = (),
     spread_s: float = 0.0,
     seed: int = 0,
-    shared: float = 0.0,
 ) -> dict[str, object]:
     """Run the load and return its results.
 
@@ -194,12 +188,10 @@ async def run(
         Seconds over which connections are opened.
     seed
         Other bodies for each.
-    shared
-        Share of a body that is the same in all.
     """
     lines, totals = "".join(f"{header}\r\n" for header in headers), Totals()
     numbers = range(_BODIES * seed, _BODIES * (seed + 1))
-    bodies = [chat_body(body_bytes, number, stream=stream, shared=shared) for number in numbers]
+    bodies = [chat_body(body_bytes, number, stream=stream) for number in numbers]
     requests = cycle(_HEAD.format(headers=lines, length=len(body)).encode() + body for body in bodies)
     opened = await closed_loop(port, (Chat(each, totals) for each in requests), connections, spread_s)
     before = len(totals.latencies_s)

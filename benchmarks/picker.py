@@ -7,9 +7,6 @@ streams ask for at most 188 requests/s. They begin over 0.8 s, since streams tha
 system under test runs on the first core; upstream and load generator on the second. CPU is the user and system time of
 the process trees while all streams run, divided by the requests that the upstream answered meanwhile. Systems take
 turns; each figure is the median of ROUNDS rounds, with other bodies in each.
-
-`--chunks 1000 --interval 0.01 --shared 0.95 --size 400000` is the workload by which llm-d sizes its router: prompts of
-100,000 tokens, of which 95,000 are the same in all, and 1,000 tokens generated.
 """
 
 from __future__ import annotations
@@ -50,22 +47,8 @@ SHOWN = {"routing": False, "everything": True}
 ALONE = "Envoy alone"
 _HEADERS = ("authorization: Bearer sk-bench",)
 _REPLICAS = 8
-_FIRST_S = 0.4
+_CHUNKS, _FIRST_S, _INTERVAL_S = 20, 0.4, 0.02
 _WARM_S, _MARGIN_S = 1.0, 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """How long the upstream's streams are, and how much of the prompts is the same in all."""
-
-    chunks: int
-    interval_s: float
-    shared: float
-
-    @property
-    def stream_s(self) -> float:
-        """How long a stream takes at least."""
-        return _FIRST_S + self.chunks * self.interval_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +110,9 @@ def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[Sys
         yield found
 
 
-def measure(
-    system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell, answers: Answers
-) -> None:
+def measure(system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell) -> None:
     """Run one round of one system."""
-    options = {"stream": True, "seed": seed, "spread_s": answers.stream_s, "shared": answers.shared}
+    options = {"stream": True, "seed": seed, "spread_s": _FIRST_S + _CHUNKS * _INTERVAL_S}
     pids = {name: tree(pid) for name, pid in system.processes.items()}
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(load, system.port, streams, _WARM_S + seconds, size, headers=_HEADERS, **options)
@@ -141,7 +122,7 @@ def measure(
         spent_s = {name: -cpu_s(each) for name, each in pids.items()}
         time.sleep(seconds - _MARGIN_S)
         spent_s = {name: spent_s[name] + cpu_s(each) for name, each in pids.items()}
-        requests = max(1, stats(upstream_port)["chunks"] - before["chunks"]) / answers.chunks
+        requests = max(1, stats(upstream_port)["chunks"] - before["chunks"]) / _CHUNKS
         lasted_s = time.monotonic() - began_s
         result: dict[str, Any] = running.result()
     for name, each_s in spent_s.items():
@@ -175,12 +156,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one system in one round")
     parser.add_argument("--streams", type=int, default=150)
     parser.add_argument("--size", type=int, default=220_000, help="bytes of a prompt")
-    parser.add_argument("--chunks", type=int, default=20, help="of an answer")
-    parser.add_argument("--interval", type=float, default=0.02, help="seconds between chunks")
-    parser.add_argument("--shared", type=float, default=0.0, help="share of a prompt that is the same in all")
     arguments = parser.parse_args()
-    answers = Answers(arguments.chunks, arguments.interval, arguments.shared)
-    engine = {"FIRST_S": str(_FIRST_S), "INTERVAL_S": str(answers.interval_s), "CHUNKS": str(answers.chunks)}
+    engine = {"FIRST_S": str(_FIRST_S), "INTERVAL_S": str(_INTERVAL_S), "CHUNKS": str(_CHUNKS)}
     with tempfile.TemporaryDirectory(prefix="picker-") as name:
         folder, upstream_port = Path(name), free_port()
         with upstream(upstream_port, folder, engine), systems(upstream_port, folder, arguments.gateway) as started:
@@ -188,7 +165,7 @@ def main() -> None:
             asked = arguments.streams, arguments.size, arguments.seconds
             for seed in range(arguments.rounds):
                 for system in started:
-                    measure(system, upstream_port, *asked, seed, cells[system.name], answers)
+                    measure(system, upstream_port, *asked, seed, cells[system.name])
             print_table(cells)
 
 

@@ -7,9 +7,10 @@ and `recorded` held-out requests with recorded steps, chat by day and code by ni
 has the folders `azure2023`, `mooncake`, `agent_sessions` and `specdecode_bench`, which are not part of the project.
 
 Days are shortened to H hours and start-ups are not, so that traffic swings more steeply. A replica that is begun is
-paid at once and serves S seconds later; one that is taken away gets nothing new, and is paid until its last answer has
-ended. `learned` routes for all. `queue` is Kubernetes' rule on requests in flight for each replica, with one method,
-at several targets. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to 18 h.
+paid at once and serves three minutes later; one that is taken away gets nothing new, and is paid until its last answer
+has ended. `learned` routes for all. `queue` is Kubernetes' rule on requests in flight for each replica, with one
+method, at several targets. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to
+18 h.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from benchmarks.fleet.days import METHODS, MOST, Days, Scaler, play
+from benchmarks.fleet.days import METHODS, MOST, START_UP_S, Days, Scaler, play
 from benchmarks.fleet.traffic import TRAFFIC
 from benchmarks.table import head, row
 from gateway.rooms.fleet.model import ModelFleet
@@ -45,9 +46,9 @@ def on_queue(method: str, target: int) -> Scaler:
     return scale
 
 
-def by_fleet(methods: tuple[str, ...], day_minutes: int, start_up_s: float) -> Scaler:
+def by_fleet(methods: tuple[str, ...], day_minutes: int) -> Scaler:
     """Return what `gateway_replicas_needed` says, taken away after it said so for five minutes, as with KEDA."""
-    fleet, past = ModelFleet(day_minutes, math.ceil(start_up_s / 60.0)), []
+    fleet, past = ModelFleet(day_minutes, math.ceil(START_UP_S / 60.0)), []
 
     def scale(days: Days) -> Counter[str]:
         fleet.minutes.append(days.minutes[-1])
@@ -69,16 +70,12 @@ def main() -> None:
     parser.add_argument("--traffic", choices=TRAFFIC, default="made")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--start-up", type=float, default=180.0)
-    parser.add_argument("--peak", type=float, help="requests per second")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="pattern of the names of rows")
     given = parser.parse_args()
     traffic = TRAFFIC[given.traffic]
-    traffic = traffic if given.peak is None else traffic._replace(peak=given.peak)
-    requests = traffic.days(given.data, given.hours, given.seed)
+    requests = traffic.days(given.data, given.hours)
     print(f"{len(requests):,} requests", flush=True)
-    by = partial(by_fleet, day_minutes=round(given.hours * 60), start_up_s=given.start_up)
+    by = partial(by_fleet, day_minutes=round(given.hours * 60))
     scalers = {"fixed, 4 and 4": fixed(eagle3=4, suffix=4)}
     for method in METHODS:
         scalers |= {f"fixed, {count} {method}": fixed(**{method: count}) for count in (8, 6)}
@@ -88,7 +85,7 @@ def main() -> None:
     print(head("follows", "within the targets", "mean replicas", "0 to 6 h", "12 to 18 h"), flush=True)
     for name, scaler in scalers.items():
         if re.search(given.only, name):
-            print(row(name, play(traffic, requests, given.hours, given.start_up, scaler)), flush=True)
+            print(row(name, play(traffic, requests, given.hours, scaler)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ from policies.learned.settings import LearnedSettings
 
 MOST = 8
 """Replicas that are wanted at most at a time."""
+START_UP_S = 180.0
 METHODS = {"eagle3": {"num_speculative_tokens": 3}, "suffix": {"num_speculative_tokens": 16}}
 
 
 class Days(_Simulation):
     """A replay in which replicas come and go each minute."""
 
-    def __init__(self, traffic: Traffic, requests: Sequence[ReplayRequest], start_up_s: float) -> None:
+    def __init__(self, traffic: Traffic, requests: Sequence[ReplayRequest]) -> None:
         specs = [
             ReplicaSpec(f"{method}-{number}", Method(method), config, traffic.calibration)
             for method, config in METHODS.items()
@@ -40,7 +41,6 @@ class Days(_Simulation):
         self.policy = policy
         self.all = list(self._replicas)
         self.traffic = traffic
-        self.start_up_s = start_up_s
         self.since = {f"{method}-{number}": -math.inf for method in METHODS for number in range(MOST // 2)}
         self.leaving: set[str] = set()
         self.minutes: list[Minute] = []
@@ -96,15 +96,15 @@ class Days(_Simulation):
                 self.leaving.add(name)
             free = [each.name for each in self.all if each.name.startswith(method) and each.name not in self.since]
             for name in free[: max(0, wanted[method] - len(mine))]:
-                self.since[name] = self._now_s + self.start_up_s
+                self.since[name] = self._now_s + START_UP_S
 
 
 Scaler = Callable[[Days], Counter[str]]
 
 
-def play(traffic: Traffic, requests: Sequence[ReplayRequest], hours: float, start_up_s: float, scale: Scaler) -> str:
+def play(traffic: Traffic, requests: Sequence[ReplayRequest], hours: float, scale: Scaler) -> str:
     """Return, as cells, the share of the second day's requests within the targets, and its replicas by method."""
-    days, day = Days(traffic, requests, start_up_s), round(hours * 60)
+    days, day = Days(traffic, requests), round(hours * 60)
     paid, hours_up = 0, {quarter: Counter[str]() for quarter in range(4)}
     for minute in range(2 * day):
         days.minute()

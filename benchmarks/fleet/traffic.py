@@ -45,15 +45,15 @@ class Traffic(NamedTuple):
     ttft_s: float
     tpot_s: float
 
-    def days(self, data: Path | None, hours: float, seed: int) -> Sequence[ReplayRequest]:
+    def days(self, data: Path | None, hours: float) -> Sequence[ReplayRequest]:
         """Return two days of so many hours, the second busier, with uneven rates within minutes."""
-        rng, found = np.random.default_rng(seed), self.read(data)
+        rng, found = np.random.default_rng(0), self.read(data)
         made: list[ReplayRequest] = []
         for name, kind in self.kinds.items():
             rows, expected = found[name], expected_by_minute(kind, self.peak, hours, rng)
             count = int(expected[-1])
             if isinstance(rows, RequestTable):  # all of the traffic
-                table = rows.in_sessions(1.0, 1.0, 1 + count // len(rows), seed)
+                table = rows.in_sessions(1.0, 1.0, 1 + count // len(rows), 0)
                 at_s = np.interp(table.order.arrived_s, expected, 60.0 * np.arange(len(expected)), right=math.inf)
                 return table[: np.searchsorted(at_s, math.inf)].paced(at_s[np.isfinite(at_s)])
             at_s = np.interp(np.sort(rng.uniform(0.0, count, count)), expected, 60.0 * np.arange(len(expected)))

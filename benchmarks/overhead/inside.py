@@ -2,19 +2,14 @@
 
 A request goes through the frontend's protocol to the relay, and an answer back, over transports that write nothing. The
 figure is the CPU time of one thread without sockets and kernel, the minimum of 24 rounds of 512 requests. It resolves
-savings of half a microsecond, which `benchmarks.overhead` cannot. `--unlike` adds a number to the head of each request
-and answer, so that no head equals the one before. `--recorded` runs the recorder's thread, turns shadow drafting off,
-and also prints the CPU time of all threads; the queue is emptied after each round. `--telemetry JSON` sets the section
-`telemetry` of the pool file, and runs its threads with `--recorded` too; `{"otlp": {}}` has a collector in another
-process. Compiled if `gateway` is.
+savings of half a microsecond, which `benchmarks.overhead` cannot. What waits for threads is dropped after each round.
+Compiled if `gateway` is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
 import os
 import tempfile
 import time
@@ -26,18 +21,15 @@ import uvloop
 
 from backends.health import Health, State
 from backends.http.client import Connection, UpstreamClient
-from backends.launch.ports import free_port
-from benchmarks import process
 from benchmarks.load import chat_body
 from benchmarks.systems import environment
 from gateway.config.load import load_pool
-from gateway.config.settings import PoolSettings, TelemetrySettings
+from gateway.config.settings import PoolSettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.relay.frontend import HttpFrontend
-from gateway.rooms.recorder.recorder import Recorder
 from gateway.rooms.recorder.room import RecorderRoom
-from gateway.rooms.reports.room import Outlet, ReportsRoom
+from gateway.rooms.reports.room import ReportsRoom
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
@@ -47,13 +39,16 @@ _ROUNDS = 24
 _HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nuser-agent: OpenAI/Python 1.99.0\r\n"
     b"accept: application/json\r\ncontent-type: application/json\r\nauthorization: Bearer sk-bench\r\n"
-    b"x-stainless-lang: python\r\n%bcontent-length: %d\r\n\r\n%b"
+    b"x-stainless-lang: python\r\ncontent-length: %d\r\n\r\n%b"
 )
-_ANSWER_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
-_ANSWER = (
+_DOCUMENT = (
     b'{"id":"chatcmpl-0","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"%b"},"finish_reason":"stop"}],"usage":{"prompt_tokens":300,"total_tokens":440,'
     b'"completion_tokens":140}}' % (b"word " * 140)
+)
+_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(_DOCUMENT),
+    _DOCUMENT,
 )
 
 
@@ -123,82 +118,43 @@ async def _no_app(*_: object) -> None:
     raise AssertionError("all requests are relayed")
 
 
-def request_of(body: bytes, more: bytes = b"") -> bytes:
-    """Return a request with more header lines."""
-    return _HEAD % (more, len(body), body)
-
-
-def answer_of(more: bytes = b"") -> bytes:
-    """Return an answer with more header lines."""
-    return _ANSWER_HEAD % (more, len(_ANSWER), _ANSWER)
-
-
-async def measure(pool: Path, telemetry: dict[str, Any], *, unlike: bool, recorded: bool) -> tuple[float, float]:
-    """Return the microseconds per request, on the event loop and in all threads."""
-    settings = load_pool(pool)
-    settings = settings.model_copy(update={"telemetry": TelemetrySettings.model_validate(telemetry)})
-    inside, client = Inside(settings, 1), NullTransport()
-    frontend, rooms, relay = inside.client(client), inside.gateway.rooms, inside.gateway.relay
-    recorder = next((room.recorder for room in rooms if isinstance(room, RecorderRoom)), None)
-    outlets = [each for room in rooms if isinstance(room, ReportsRoom) for each in room.outlets]
-    started = [each for each in (*outlets, recorder) if each is not None] if recorded else []
-    for each in started:
-        each.start()
-    if recorded:
-        relay.followers = dict.fromkeys(relay.followers, [recorder] if recorder is not None else [])
-    extra = [b"x-number: %d\r\n" % number if unlike else b"" for number in range(_REQUESTS)]
-    requests = [request_of(chat_body(2000, number, stream=False), more) for number, more in enumerate(extra)]
-    answers = [answer_of(more) for more in extra]
-    taken_s, process_s = [], []
+async def measure(pool: Path) -> float:
+    """Return the microseconds per request on the event loop."""
+    inside, client = Inside(load_pool(pool), 1), NullTransport()
+    frontend = inside.client(client)
+    queues: list[deque[Any]] = []
+    for room in inside.gateway.rooms:
+        if isinstance(room, RecorderRoom) and room.recorder is not None:
+            queues.append(room.recorder._queue)
+        if isinstance(room, ReportsRoom):
+            queues += [outlet._queue for outlet in room.outlets]
+    bodies = [chat_body(2000, number, stream=False) for number in range(_REQUESTS)]
+    requests = [_HEAD % (len(body), body) for body in bodies]
+    taken_s = []
     for _ in range(_ROUNDS):
-        begun_s, process_begun_s = time.thread_time(), time.process_time()
-        for request, answer in zip(requests, answers, strict=True):
+        begun_s = time.thread_time()
+        for request in requests:
             frontend.data_received(request)
             inside.writes.flush()  # as at the end of a loop iteration
-            inside.carried.pop().data_received(answer)
+            inside.carried.pop().data_received(_ANSWER)
             inside.writes.flush()
         taken_s.append(time.thread_time() - begun_s)
-        _empty(recorder, outlets, recorded=recorded)
-        process_s.append(time.process_time() - process_begun_s)
+        for queue in queues:
+            queue.clear()  # a full one would make the next requests cheaper
         await asyncio.sleep(0)
-    for each in started:
-        each.stop()
     assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
-    return 1e6 * min(taken_s) / _REQUESTS, 1e6 * min(process_s) / _REQUESTS
-
-
-def _empty(recorder: Recorder | None, outlets: list[Outlet], *, recorded: bool) -> None:
-    """Wait until threads have taken what waits for them; drop it if they do not run."""
-    queues: list[deque[Any]] = [outlet._queue for outlet in outlets]
-    if recorder is not None:
-        queues.append(recorder._queue)
-    while any(queues):
-        if not recorded:
-            for queue in queues:
-                queue.clear()  # a full queue would make the next requests cheaper
-        time.sleep(0.001)
+    return 1e6 * min(taken_s) / _REQUESTS
 
 
 def main() -> None:
     """Measure and print each pool."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pools", nargs="+", type=Path)
-    parser.add_argument("--unlike", action="store_true")
-    parser.add_argument("--recorded", action="store_true")
-    parser.add_argument("--telemetry", type=json.loads, default={}, help="as in the pool file, in JSON")
     arguments = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inside-")))
-        if "otlp" in arguments.telemetry:
-            port = free_port()
-            stack.enter_context(process.upstream(port, folder, {}))  # which takes whatever it is sent
-            arguments.telemetry["otlp"].setdefault("endpoint", f"http://127.0.0.1:{port}")
-        os.environ.update(environment(1, folder))
+    with tempfile.TemporaryDirectory(prefix="inside-") as folder:
+        os.environ.update(environment(1, Path(folder)))
         for pool in arguments.pools:
-            measured = measure(pool, arguments.telemetry, unlike=arguments.unlike, recorded=arguments.recorded)
-            taken_us, process_us = uvloop.run(measured)
-            all_threads = f", {process_us:.1f} in all threads" if arguments.recorded else ""
-            print(f"{pool.stem}: {taken_us:.1f} us per request in the process{all_threads}", flush=True)
+            print(f"{pool.stem}: {uvloop.run(measure(pool)):.1f} us per request in the process", flush=True)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def read(folder: Path, part: int) -> dict[str, list[ReplayRequest]]:
         with gzip.open(folder / f"combined_{dataset}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         for row in rows:
-            if draw(recording_id(dataset, row["id"])) % 2 != part:
+            if draw(f"{dataset}/{row['id']}") % 2 != part:  # its own id is unique in its data set only
                 continue
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
@@ -125,11 +125,6 @@ def read(folder: Path, part: int) -> dict[str, list[ReplayRequest]]:
             )
             requests.setdefault(workload, []).append(replay_request(record, 0.0, 0.0))
     return requests
-
-
-def recording_id(dataset: str, row_id: str) -> str:
-    """Return the id by which the recordings are split; their own is unique in its data set only."""
-    return f"{dataset}/{row_id}"
 
 
 def bare(name: str, seed: int) -> Policy:
@@ -246,7 +241,7 @@ def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdS
 
 
 @cache
-def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
+def ground_of(folder: Path, azure: Path | None) -> Ground:
     """Return the data of the tasks, read from the recordings."""
     gaps_s = None
     if azure is not None:
@@ -254,9 +249,7 @@ def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    parts = (TUNING, REPORTED) if tune else (REPORTED, TUNING)
-    reported, others = (read(folder, part) for part in parts)
-    return Ground(reported, others, gaps_s)
+    return Ground(read(folder, REPORTED), read(folder, TUNING), gaps_s)
 
 
 def options(about: str | None) -> argparse.ArgumentParser:
@@ -264,7 +257,6 @@ def options(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the recordings")
     parser.add_argument("--azure", type=Path, help="trace of which some runs take the gaps between arrivals")
-    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     return parser
 
 
@@ -275,7 +267,6 @@ class OnGround:
     function: Callable[[Ground, Any], Any]
     folder: Path
     azure: Path | None = None
-    tune: bool = False
 
     def __call__(self, task: Any) -> Any:
-        return self.function(ground_of(self.folder, self.azure, self.tune), task)
+        return self.function(ground_of(self.folder, self.azure), task)

@@ -3,7 +3,7 @@
 Which fleet is best depends on what differs between installations, and what no published table has for yours. So each
 world draws it (`World`), and all fleets get the same arrivals of recorded requests (see `benchmarks.routing` for
 FOLDER). The regret of a fleet in a world is how much longer its requests take in the mean than with the best fleet of
-that world which vLLM can serve. Nothing that a policy or a schedule was fitted to is reported, and no prompt is
+that world. Nothing that a policy or a schedule was fitted to is reported, and no prompt is
 recognized when it comes again.
 """
 
@@ -24,7 +24,6 @@ import numpy as np
 
 from backends.calibration.batch_schedule import with_ranges
 from backends.calibration.load import load_calibration
-from backends.drafting.script import Script
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.ground import options as ground_options
@@ -51,11 +50,6 @@ LOADS: Final = 0.1, 1.2
 """Of what one replica each of baseline, n-gram, suffix and EAGLE-3 carry with full batches."""
 BEHIND: Final = 1.02
 LONGEST_K: Final = 8
-SUFFIX: Final = Method.SUFFIX, 24, {"num_speculative_tokens": 24}
-HYBRID: Final = {1: Method.MTP, 3: Method.EAGLE}
-"""What stands for a hybrid, by the k of its head: any method whose steps are given with the requests."""
-LEAST: Final = 4
-"""Tokens from which on a hybrid verifies the draft of its suffix tree: the best of 2, 4 and 8 on the tuning part."""
 
 FLEETS: Final[Mapping[str, str]] = {
     "4 baseline": "bbbb",
@@ -69,8 +63,6 @@ FLEETS: Final[Mapping[str, str]] = {
 """The method of each replica; EAGLE-3 has the k by batch size that is best in the world."""
 ADAPTIVE: Final[Mapping[str, str]] = {"4 EAGLE-3, adaptive": "AAAA", "2 suffix, 2 adaptive": "ssAA"}
 """EAGLE-3 that verifies as many drafts as vLLM finds worth it, profiled with the context of the traffic."""
-HYBRIDS: Final[Mapping[str, str]] = {"4 hybrid, k=1": "gggg", "4 hybrid, k=3": "hhhh"}
-"""Engines that draft by suffix and, to k tokens, by head in one step, which vLLM has not."""
 MIXED: Final = ("one each of four", "2 suffix, 2 EAGLE-3", "2 suffix, 2 adaptive", "1 suffix, 3 EAGLE-3")
 ALIKE: Final = tuple(name for name in [*FLEETS, *ADAPTIVE] if name not in MIXED)
 POLICIES: Final = ("least_loaded", "learned")
@@ -114,19 +106,9 @@ class World:
         drafting = document["methods"][Method.EAGLE3]["drafting"]
         for name in ("per_pass_s", "per_request_s"):
             drafting[name] *= self.head_pass
-        for k, method in HYBRID.items():
-            document["methods"][method] = {**document["methods"][Method.EAGLE3], "drafting": self._hybrid(document, k)}
         path = folder / f"world-{self.seed}.yaml"
         path.write_text(json.dumps(document), encoding="utf-8")
         return str(path)
-
-    def _hybrid(self, document: Mapping[str, Any], k: int) -> dict[str, Any]:
-        """Return what a hybrid's drafting takes: a lookup, and all passes of its head, in every step."""
-        head, lookup = (document["methods"][method]["drafting"] for method in (Method.EAGLE3, Method.SUFFIX))
-        passes = k - 1 + head["first_passes"]
-        scaled = {name: passes * head[name] for name in ("per_pass_s", "per_request_s", "per_context_token_s")}
-        scaled["per_request_s"] += lookup["per_request_s"]
-        return {**head, **scaled, "first_passes": 1.0, "base_s": self.lookup_s, "parallel": True}
 
     def requests(self, known: Mapping[str, Sequence[ReplayRequest]], count: int, rng: Random) -> list[ReplayRequest]:
         """Return random requests of the mix, of which none is recognized."""
@@ -146,27 +128,11 @@ def thinned(request: ReplayRequest, share: float) -> ReplayRequest:
     return replace(request, features=features, acceptance={Method.EAGLE3.value: recorded.tolist()}, _scripts=scripts)
 
 
-def with_hybrids(request: ReplayRequest) -> ReplayRequest:
-    """Return a request whose steps on hybrids are known: the suffix tree's where that drafts `LEAST` or more."""
-    tree = request.script(*SUFFIX)
-    assert tree is not None
-    matches, scripts = tree.drafted >= LEAST, dict(request._scripts)
-    for k, stand_in in HYBRID.items():
-        head = request.script(Method.EAGLE3, k, {})
-        assert head is not None
-        emitted = np.where(matches, tree.emitted, head.emitted).astype(np.int32)
-        drafted = np.where(matches, tree.drafted, head.drafted).astype(np.int32)
-        script = Script(request.prompt_tokens, request.output_tokens, emitted, drafted, request.prefix_blocks)
-        scripts[stand_in.value, SUFFIX[1], ()] = script
-    return replace(request, _scripts=scripts)
-
-
 def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> dict[str, ReplicaSpec]:
     """Return a replica of each letter of the fleets; what is set goes by requests that are not reported."""
-    members = [*POOLS[pool][1], *((stand_in, SUFFIX[2]) for stand_in in HYBRID.values())]
     specs = {
         letter: ReplicaSpec(letter, method, config, calibration)
-        for letter, (method, config) in zip("bnsEgh", members, strict=True)
+        for letter, (method, config) in zip("bnsE", POOLS[pool][1], strict=True)
     }
     config = {**specs["E"].config, "enable_adaptive_verification": True}
     adaptive = replace(specs["E"], config=config, profile_context=round(mean_context_tokens(others)))
@@ -225,11 +191,10 @@ def staged(ground: Ground, seed: int) -> Iterator[Scene]:
 
 def play(ground: Ground, seed: int) -> dict[str, float]:
     """Play a world on every fleet with every policy; return mean seconds to finish, by `FLEET: POLICY`."""
-    fleets = {**FLEETS, **ADAPTIVE, **HYBRIDS}
+    fleets = {**FLEETS, **ADAPTIVE}
     with staged(ground, seed) as scene:
-        known = replace(scene, requests=[with_hybrids(one) for one in scene.requests])
         return {
-            f"{name}: {policy}": known.mean_s(fleet, policy) for name, fleet in fleets.items() for policy in POLICIES
+            f"{name}: {policy}": scene.mean_s(fleet, policy) for name, fleet in fleets.items() for policy in POLICIES
         }
 
 
@@ -239,8 +204,7 @@ def report(worlds: Sequence[Mapping[str, float]]) -> None:
     halves = f"lookup under {1e3 * middle_s:.2f} ms", "over"
     print(head("fleet", "policy", "regret, mean", "median", "worst tenth", "worst", *halves, "best or within 1%"))
     is_long = np.array([World.drawn(seed).lookup_s > middle_s for seed in range(len(worlds))])
-    real = [name for name in worlds[0] if name.split(":")[0] not in HYBRIDS]
-    best = np.array([min(world[name] for name in real) for world in worlds])
+    best = np.array([min(world.values()) for world in worlds])
     for name in worlds[0]:
         regret = np.array([world[name] for world in worlds]) / best - 1.0
         figures = [regret.mean(), np.median(regret), np.quantile(regret, 0.9), regret.max()]
@@ -270,7 +234,7 @@ def options(about: str | None, worlds: int) -> argparse.ArgumentParser:
 
 def play_worlds(chosen: argparse.Namespace, play: Callable[[Ground, int], Result]) -> list[Result]:
     """Play all worlds on all cores."""
-    with all_cores(OnGround(play, chosen.folder, chosen.azure, chosen.tune), label="playing") as play_all:
+    with all_cores(OnGround(play, chosen.folder, chosen.azure), label="playing") as play_all:
         return list(play_all(range(chosen.worlds)))
 
 

@@ -20,8 +20,10 @@ CONCURRENCIES = (1, 2, 4, 8, 16)
 PREFILL_CHARACTERS = (150, 600, 1500, 3000)
 PREFILL_REQUESTS = 6
 WARM_UP = 24
-QUIET_LOAD_AVERAGE, QUIET_SHARE, QUIET_WAIT_S = 0.5, 0.05, 10.0
-"""What is waited for: a load average before an engine, other CPU use before a cell, and how long for that."""
+ROUNDS = 3
+QUIET_LOAD_AVERAGE, LOAD_WAIT_S = 0.5, 300.0
+QUIET_SHARE, QUIET_WAIT_S = 0.05, 10.0
+"""What is waited for, and how long: a load average before an engine, and other CPU use before a cell."""
 WARM_UP_TURN, PREFILL_TURN = -1, -2
 
 
@@ -56,14 +58,14 @@ def requests_of(concurrency: int) -> int:
     return max(24, 6 * concurrency)
 
 
-async def measure(method: Method, rounds: int, longest_wait_s: float) -> list[Cell]:
+async def measure(method: Method) -> list[Cell]:
     """Measure one method: warm-up, single prefills of several sizes, and each concurrency once per round.
 
     Every method gets the same prompts in the same order; all prompts differ.
     """
     cells: list[Cell] = []
     prompts = pieces()
-    load_average = await until_load_below(QUIET_LOAD_AVERAGE, longest_wait_s)
+    load_average = await until_load_below(QUIET_LOAD_AVERAGE, LOAD_WAIT_S)
     async with running(method) as url:
 
         async def cell(requests: Sequence[tuple[str, int]], concurrency: int, turn: int) -> None:
@@ -81,7 +83,7 @@ async def measure(method: Method, rounds: int, longest_wait_s: float) -> list[Ce
         for characters in PREFILL_CHARACTERS:
             singles = itertools.islice(pieces(characters), 40, 40 + PREFILL_REQUESTS)
             await cell([(f"# {characters}\n{text}", 17) for text, _ in singles], 1, PREFILL_TURN)
-        for turn in range(rounds):
+        for turn in range(ROUNDS):
             for concurrency in CONCURRENCIES:
                 await cell(list(itertools.islice(prompts, requests_of(concurrency))), concurrency, turn)
     return cells

@@ -91,12 +91,6 @@ def test_disturbed_rounds_are_left_out_unless_all_are_disturbed() -> None:
     assert kept(louder, loud) == [loud]
 
 
-def test_cells_are_read_as_written(tmp_path: Path) -> None:
-    original = cell(2, 1, [Answer(0.5, [1, 2], [3, 4, 5], [0.25, 0.75], [1, 2], 1, 3, [1, 0, 0])])
-    measure.write(tmp_path / "cells.json.xz", [original])
-    assert measure.read(tmp_path / "cells.json.xz") == [original]
-
-
 @pytest.mark.slow
 async def test_the_load_generator_receives_every_token(tmp_path: Path) -> None:
     backend = {"method": "eagle", "speculative_config": {"num_speculative_tokens": 3}}
