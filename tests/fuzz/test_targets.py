@@ -50,20 +50,6 @@ def test_more_than_an_answer_in_a_read_closes_the_connection() -> None:
     assert ("end", 200, b"stray") not in outcomes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n".join(["a0: &a0 [1]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]),
-        "\n".join(["a0: &a0 {}"] + [f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 30)]),
-    ],
-    ids=["aliases", "merges of nothing"],
-)
-def test_a_short_file_that_expands_without_end_is_refused(text: str) -> None:
-    ((_, issue),) = read_yaml(text, {}).issues
-    assert "too large" in issue.message
-
-
 def test_a_number_beyond_all_floats_is_an_issue() -> None:
     ((_, issue),) = read_yaml("a: " + "1:" * 400 + "1.5", {}).issues
     assert "looks like a number" in issue.message
