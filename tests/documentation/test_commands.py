@@ -21,41 +21,19 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-CHECKED_ONLY = {
-    "scripts/run": "serves until it is stopped; `gateway` with the same pool runs here, and its output is compared",
-    "gateway serving": "the same",
-    "scripts/": "installs, measures, or runs the tests",
-    "benchmarks/overhead/run": "installs the peers, and measures for hours",
-    "python -m benchmarks.": "measures for minutes, many on recordings that are not part of the project",
-    ".venv/bin/pytest": "the tests themselves; most of these need vLLM",
-    ".venv/bin/pre-commit": "changes the checkout",
-    "gateway calibrate": "needs measurements; tests/lab/calibrate runs it",
-    "gateway replay TRACE --live": "needs engines; tests/lab/live runs it",
-    "gateway replay mine.jsonl --live": "the same",
-    "gateway tune": "searches for a minute; tests/lab/tune runs it",
-    "gateway plan": "simulates for a minute; tests/lab/plan runs it",
-    "gateway demo": "plays for minutes, until it is stopped; tests/lab/demo runs it",
-    "gateway status --watch": "goes on until it is stopped; `gateway status` runs here",
-    "gateway advise": "needs some minutes of traffic",
-    "gateway canary": "waits for an engine; tests/gateway/rooms/compare runs it",
-    "gateway compare": "needs some minutes of traffic; tests/gateway/rooms/compare runs it",
-    "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
-    "gateway picker": "serves until it is stopped; tests/picker_envoy runs it",
-    "openssl": "makes a certificate",
-    "git": "needs a network",
-    "cd": "goes with what is not run",
-    "/opt/gateway/bin/": "writes outside the checkout",
-    "pip": "needs a package index",
-    "python3 -m venv": "the same",
-    "docker": "needs a container engine",
-    "gh": "needs a release",
-    "helm": "needs a cluster",
-    "kubectl": "needs a cluster",
-    "install": "writes outside the checkout",
-    "systemctl": "needs systemd",
-    "envoy": "serves until it is stopped; tests/deploy runs it",
+CHECKED_ONLY: dict[str, tuple[str, ...]] = {
+    "serves until it is stopped; `gateway` with the same pool runs here": ("scripts/run", "gateway serving", "envoy"),
+    "installs, measures, or runs the tests": ("scripts/", "benchmarks/", "python -m benchmarks.", ".venv/bin/pytest"),
+    "changes the checkout": (".venv/bin/pre-commit", "git", "cd"),
+    "takes minutes or needs engines; its own tests run it": (
+        *("gateway calibrate", "gateway replay TRACE --live", "gateway replay mine.jsonl --live", "gateway tune"),
+        *("gateway plan", "gateway demo", "gateway status --watch", "gateway canary", "gateway compare"),
+        *("gateway init", "gateway picker", "gateway advise"),
+    ),
+    "writes outside the checkout": ("/opt/gateway/bin/", "install", "openssl", "pip", "python3 -m venv"),
+    "needs a container engine, a cluster, systemd or a release": ("docker", "helm", "kubectl", "systemctl", "gh"),
 }
-"""Beginnings of commands that are not run here, with the reason. Their program, options and files are checked."""
+"""Beginnings of commands that are not run here, by the reason. Their program, options and files are checked."""
 
 WORDS = {
     "N": "1",
@@ -86,7 +64,7 @@ def is_run(step: Step) -> bool:
 def reason(command: list[str]) -> str:
     serves = command[0] == "gateway" and not any(re.match(r"[a-z]+$", word) for word in command[1:2])
     name = "gateway serving" if serves else " ".join(command)
-    return next((why for start, why in CHECKED_ONLY.items() if name.startswith(start)), "")
+    return next((why for why, starts in CHECKED_ONLY.items() if name.startswith(starts)), "")
 
 
 @pytest.fixture(scope="module")

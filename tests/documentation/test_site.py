@@ -40,18 +40,6 @@ def build(source: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_pages_and_navigation(source: Path) -> None:
-    done = build(source)
-    assert not done.returncode, done.stderr
-    page = (source / "out/docs/index.html").read_text()
-    assert '<span class="caption-text">Begin</span>' in page
-    assert page.index('href="page.html">First page</a>') < page.index('href="../CHANGELOG.html">Change</a>')
-    assert "docs/index.html" in (source / "out/index.html").read_text()
-    linked = (source / "out/docs/page.html").read_text()
-    assert '<span class="std std-doc">Home</span>' in linked
-    assert ">index.md<" not in linked
-
-
 def test_what_is_broken_fails_the_build(source: Path) -> None:
     page = source / "docs/page.md"
     wrong = ["[a](none.md)", "[b](index.md#none)", "[c](none.txt)", "[d](../gateway/none.py)", "![e](none.png)"]

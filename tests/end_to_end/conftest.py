@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.support.command import ROOT, Command, gateway_command, until
@@ -19,8 +18,3 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     with gateway_command(ROOT / "config" / "pool.yaml", directory) as command:
         until(lambda: command.get("/readyz").status_code == 200)
         yield command
-
-
-@pytest.fixture
-def async_client(gateway: Command) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, timeout=60.0)

@@ -40,14 +40,6 @@ def test_the_share_of_code_is_equal_for_every_start_of_a_line(tail: ModuleType) 
             assert tail.code_share(text) == share_by_expression(text), text
 
 
-def test_only_the_listed_words_count_as_code(tail: ModuleType) -> None:
-    assert len(WORDS) == 31
-    for word in WORDS:
-        assert tail.code_share(word) == tail.code_share(f"{word}:\n\n{word}") == 1.0
-        assert tail.code_share(word[:-1]) == (word[:-1] in WORDS)
-        assert tail.code_share(word + "x") == tail.code_share(word + "_") == tail.code_share(word + "\u00e9") == 0.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit_bytes", "run_bytes"), [(1, 16), (4, 12), (1, 8), (3, 9)])
 @given(

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
-OF_ONE_REPLICA = ("kill", "refuse", "reset-middle", "half-chunk", "503", "huge-lines", "http-1.0-cut")
+OF_ONE_REPLICA = ("kill", "reset-middle", "503", "huge-lines")
 """`python -m benchmarks.faults` has more, which the tests of the relay have too."""
 _seeds = count(1)
 
@@ -58,13 +58,6 @@ async def test_what_one_replica_does_is_lost_on_no_client(stage: Stage, fault: s
     nothing_is_lost_silently(stage, tally)
     failed = [outcome for outcome in tally.outcomes if outcome.failed]
     assert len(failed) <= await refused_retries(stage) - before, tally.examples()
-
-
-async def test_requests_at_a_replica_that_is_frozen_go_to_another(stage: Stage) -> None:
-    load = Load(stage.port)
-    async with INJECTIONS["freeze"].inject(stage):
-        await send(load, 40)
-        await nothing_is_lost(stage, load)
 
 
 async def test_reloads_that_remove_and_add_a_replica_cost_no_request(stage: Stage) -> None:

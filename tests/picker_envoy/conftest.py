@@ -1,4 +1,4 @@
-"""One Envoy in front of scripted engines and of two pickers that share a Redis, one at a time."""
+"""One Envoy in front of scripted engines and of two pickers, one at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from benchmarks.metrics_page import total
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.envoy_proxy import Changes, Envoy, envoy_proxy, picker_filter
 from tests.support.event_loop import event_loop_in_thread
-from tests.support.redis_server import redis_server
 from tests.support.upstream import END, Upstream, Wire, delta, endless, well
 
 KEY = {"authorization": "Bearer sk-team"}
 _POOL = """
 health: {{interval_s: 30}}
 server: {{drain_s: 5}}
-state: {{redis: "{redis}"}}
+state: none
 models:
   m:
     policy: {{name: learned}}
@@ -50,9 +49,7 @@ admin: {{key: "{admin}"}}
 async def engine(wire: Wire) -> None:
     """Answer as the text of the request asks."""
     body = wire.seen.body
-    if b"hold" in body:
-        await wire.until_closed()
-    elif b"when told" in body:
+    if b"when told" in body:
         await TOLD.wait()
         await well(wire)
     elif b"endless" in body:
@@ -170,10 +167,6 @@ class Stage:
     def url(self, listener: str = "") -> str:
         return f"{self.envoy.urls[listener]}/v1/chat/completions"
 
-    def endpoint(self, name: str) -> str:
-        """Return host and port of an engine."""
-        return self.engines[name].url.removeprefix("http://")
-
     def metric(self, series: str, *, picker: int = 0, **labels: str) -> float:
         return total(self.pickers[picker].get("/metrics").text, series, **labels)
 
@@ -205,10 +198,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         engines = {name: Upstream(name, model, engine) for name, model in models.items()}
         for each in engines.values():
             run(each.listen(0))
-        redis = stack.enter_context(redis_server())
         pool = folder / "pool.yaml"
         urls = {name: each.url for name, each in engines.items()}
-        pool.write_text(_POOL.format(redis=redis.url, admin=ADMIN_KEY, **urls))
+        pool.write_text(_POOL.format(admin=ADMIN_KEY, **urls))
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         replicas = [url.removeprefix("http://") for url in urls.values()]
         envoy = stack.enter_context(envoy_proxy(folder, addresses, replicas, LISTENERS))

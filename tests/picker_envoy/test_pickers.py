@@ -1,31 +1,18 @@
-"""Pickers that share what they know, and pickers that die."""
+"""Pickers that are busy, and pickers that die."""
 
 from __future__ import annotations
 
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from tests.picker_envoy.conftest import Stage
-from tests.support.command import Command, until
-from tests.support.pool_file import CHAT
+from tests.support.command import until
 
 pytestmark = pytest.mark.slow
-
-
-def others(command: Command, backend: str) -> int:
-    document = command.get("/admin/pool", headers=command.admin).json()
-    return int(document["models"]["m"]["backends"][backend]["others"])
-
-
-def predictions(command: Command) -> object:
-    answer = command.post("/admin/explain", CHAT, headers=command.admin)
-    assert answer.status_code == 200
-    return answer.json()
 
 
 def test_an_answer_waits_for_a_picker_that_is_busy(stage: Stage) -> None:
@@ -45,23 +32,9 @@ def test_an_answer_waits_for_a_picker_that_is_busy(stage: Stage) -> None:
         assert answer.result().status_code == httpx.codes.OK
 
 
-def test_two_pickers_act_as_one(stage: Stage) -> None:
-    """Envoy asks the first; the second knows what is in flight, and what was learned."""
-    two = stage.start(1)
-    before = predictions(two)
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(stage.stream("endless", **{"x-gateway-backend": "a"}))
-        until(lambda: others(two, "a") == 2)
-    until(lambda: others(two, "a") == 0)
-    for _ in range(20):
-        assert stage.chat(stream=True, headers={"x-gateway-backend": "b"}).status_code == 200
-    until(lambda: predictions(two) != before, what="the other has read what was learned")
-    assert stage.metric("gateway_requests_total", picker=1, outcome="ok") == 0
-
-
 def test_the_second_picker_takes_over_from_one_that_was_killed(stage: Stage) -> None:
     """Envoy cuts off the answers of the requests that the first had admitted."""
+    stage.start(1)
     with stage.stream("endless") as answer:
         os.killpg(stage.pickers[0].process.pid, signal.SIGKILL)
         with pytest.raises(httpx.RemoteProtocolError):

@@ -21,27 +21,6 @@ from tests.support.command import until
 Changes = Callable[[dict[str, Any]], None]
 """Changes the configuration of a listener."""
 
-SUBSET = "x-subset"
-"""Header by which a request of a test names the endpoints that the picker may choose."""
-
-_SUBSET_FILTER = {
-    "name": "subset",
-    "typed_config": {
-        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config",
-        "request_rules": [
-            {
-                "header": SUBSET,
-                "on_header_present": {
-                    "metadata_namespace": "envoy.lb.subset_hint",
-                    "key": "x-gateway-destination-endpoint-subset",
-                    "type": "STRING",
-                },
-                "remove": True,
-            }
-        ],
-    },
-}
-
 
 @dataclass
 class Envoy:
@@ -84,7 +63,6 @@ def envoy_proxy(
     admin_port, ports = free_port(), {name: free_port() for name in ("", *(listeners or {}))}
     document = picker_configuration(ports[""], admin_port, pickers, replicas)
     (first,) = found = document["static_resources"]["listeners"]
-    manager_of(first)["http_filters"].insert(0, _SUBSET_FILTER)
     for name, change in (listeners or {}).items():
         other = deepcopy(first) | {"name": name}
         other["address"]["socket_address"]["port_value"] = ports[name]

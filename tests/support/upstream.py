@@ -190,7 +190,6 @@ class Upstream:
     health_hangs: bool = False
     models: bytes | None = None
     metrics: bytes = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
-    metrics_status: int = 200
     metrics_behaviour: Behaviour | None = None
     version: str | None = "0.32.0"
     is_paused: bool | None = None
@@ -270,8 +269,7 @@ class Upstream:
             await self.metrics_behaviour(wire)
             return False
         elif target == "/metrics":
-            head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n"
-            await wire.send(head % (self.metrics_status, len(self.metrics)) + self.metrics)
+            await wire.send(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(self.metrics) + self.metrics)
         else:
             self.seen.append(seen)
             await self.behaviour(wire)
