@@ -7,8 +7,8 @@ Answers are cut at 1,024 tokens, because a few that repeat themselves without en
 times of other targets come from their calibrations; acceptance always comes from these recordings.
 
 The recordings are split by a hash of their ids (`draw`). One part is reported; the warm policy, and the rules that its
-table says (`distilled`), learned from the other. Each recorded prompt is sent once in a run: those of the other part
-are the warm-up and do not count. Each table entry is the mean over seeds of a ratio to
+table says (`distilled`), learned from the other (`--tune` swaps the two). Each recorded prompt is sent once in a run:
+those of the other part are the warm-up and do not count. Each table entry is the mean over seeds of a ratio to
 `least_loaded` on the same arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in
 that run; "SLO kept" is the share of them that meet it.
 """
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = tasks_of(arguments.seeds, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
-    with all_cores(OnGround(play, arguments.folder, arguments.azure), label="playing") as run_all:
+    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as run_all:
         report(dict(zip(tasks, run_all(tasks), strict=True)))
 
 

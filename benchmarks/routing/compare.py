@@ -440,7 +440,7 @@ def main() -> None:
     print(head(*COLUMNS), flush=True)
     truths: dict[Cell, list[list[float]]] = {}
     crossing = math.nan
-    with all_cores(OnGround(_apply, arguments.folder, arguments.azure)) as run_all:
+    with all_cores(OnGround(_apply, arguments.folder, arguments.azure, arguments.tune)) as run_all:
         for chosen in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
             cell = replace(chosen, hours=arguments.hours)
             seeds = range(arguments.runs or cell.runs)

@@ -241,7 +241,7 @@ def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdS
 
 
 @cache
-def ground_of(folder: Path, azure: Path | None) -> Ground:
+def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
     """Return the data of the tasks, read from the recordings."""
     gaps_s = None
     if azure is not None:
@@ -249,7 +249,9 @@ def ground_of(folder: Path, azure: Path | None) -> Ground:
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
-    return Ground(read(folder, REPORTED), read(folder, TUNING), gaps_s)
+    parts = (TUNING, REPORTED) if tune else (REPORTED, TUNING)
+    reported, others = (read(folder, part) for part in parts)
+    return Ground(reported, others, gaps_s)
 
 
 def options(about: str | None) -> argparse.ArgumentParser:
@@ -257,6 +259,7 @@ def options(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the recordings")
     parser.add_argument("--azure", type=Path, help="trace of which some runs take the gaps between arrivals")
+    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     return parser
 
 
@@ -267,6 +270,7 @@ class OnGround:
     function: Callable[[Ground, Any], Any]
     folder: Path
     azure: Path | None = None
+    tune: bool = False
 
     def __call__(self, task: Any) -> Any:
-        return self.function(ground_of(self.folder, self.azure), task)
+        return self.function(ground_of(self.folder, self.azure, self.tune), task)

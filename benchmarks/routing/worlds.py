@@ -234,7 +234,7 @@ def options(about: str | None, worlds: int) -> argparse.ArgumentParser:
 
 def play_worlds(chosen: argparse.Namespace, play: Callable[[Ground, int], Result]) -> list[Result]:
     """Play all worlds on all cores."""
-    with all_cores(OnGround(play, chosen.folder, chosen.azure), label="playing") as play_all:
+    with all_cores(OnGround(play, chosen.folder, chosen.azure, chosen.tune), label="playing") as play_all:
         return list(play_all(range(chosen.worlds)))
 
 
