@@ -10,12 +10,11 @@ import resource
 from collections.abc import Callable
 from itertools import pairwise
 
-import httpx
 import pytest
 
 from backends.health import State
-from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import END, Wire, delta, well
+from tests.gateway.conftest import MODEL, Start
+from tests.support.upstream import Wire, delta, well
 from tests.support.waiting import stays
 
 
@@ -98,15 +97,6 @@ async def test_a_slow_client_pauses_the_backend(gateway_of: Start) -> None:
         assert size > 2000 * 16_000
 
 
-async def test_the_head_of_an_answer_without_a_body_is_relayed(gateway_of: Start) -> None:
-    async def head(wire: Wire) -> None:
-        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1234\r\nx-is: head\r\n\r\n")
-
-    async with gateway_of({"a": "baseline"}, behaviour=head) as running:
-        response = await running.client.head("/version")
-        assert (response.status_code, response.headers["x-is"], response.content) == (200, "head", b"")
-
-
 async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=[{"name": "team", "key": "sk-1"}]) as running:
         for headers, status in (({}, 401), ({"x-api-key": "sk-1"}, 200)):
@@ -116,42 +106,6 @@ async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(g
             assert (response.json().get("type") == "error") == (status == 401)
             assert len(response.headers["request-id"]) == 32
             assert response.headers["request-id"] == response.headers["x-request-id"]
-
-
-async def read_stream(url: str, started: asyncio.Event) -> bytes:
-    """Return a stream, read by a separate client: the one of `Running` is closed before the gateway stops."""
-    body = {"model": MODEL, "messages": [], "stream": True}
-    content = b""
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20.0) as client:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            async for chunk in response.aiter_raw():
-                content += chunk
-                started.set()
-    return content
-
-
-async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_of: Start) -> None:
-    release = asyncio.Event()
-
-    async def held(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await release.wait()
-        await wire.chunk(delta("two") + END)
-        await wire.end_stream()
-
-    async def release_while_draining(running: Running) -> None:
-        await running.until(running.server.is_draining.is_set)
-        release.set()
-
-    started = asyncio.Event()
-    async with gateway_of({"a": "baseline"}, behaviour=held, server={"drain_s": 10.0}) as running:
-        reading = asyncio.create_task(read_stream(running.url, started))
-        await started.wait()
-        releasing = asyncio.create_task(release_while_draining(running))
-    # here the gateway has drained and stopped
-    await releasing
-    assert await reading == delta("one") + delta("two") + END
 
 
 @pytest.mark.parametrize("stream", [False, True])

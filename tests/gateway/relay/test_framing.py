@@ -31,14 +31,10 @@ def length(value: bytes) -> bytes:
 
 REFUSED: dict[str, tuple[bytes, int]] = {
     "length and chunks": (request(length(b"%d" % len(CHUNKS)) + CHUNKED, CHUNKS), 400),
-    "gzip and chunked": (request(b"transfer-encoding: gzip, chunked\r\n", CHUNKS), 501),
     "an unknown method": (request(b"", first=b"BREW / HTTP/1.1"), 501),
-    "HTTP/2.0": (request(b"", first=b"GET / HTTP/2.0"), 505),
     "a huge chunk": (request(CHUNKED, b"ffffffffffffffff\r\n{}"), 413),
     "a chunk without its end": (request(CHUNKED, b"2\r\n{}0\r\n\r\n"), 400),
     "too many empty lines": (b"\r\n" * 5 + NEXT, 400),
-    "a long target": (request(b"", first=b"GET /" + b"x" * 9000 + b" HTTP/1.1"), 414),
-    "a large header": (request(b"a: " + b"x" * 70_000 + b"\r\n"), 431),
     "a content length with zeros above the limit": (request(length(b"001000000000"), b"{}"), 413),
 }
 """Some of each stage that refuses: `tests/gateway/http/test_request_head.py` has the whole grammar."""
@@ -46,10 +42,8 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 ACCEPTED: dict[str, bytes] = {
     "chunks": request(CHUNKED, CHUNKS),
     "trailers": request(CHUNKED, CHUNKS[:-2] + b"x-a: b\r\n\r\n"),
-    "a length with zeros": request(length(b"%06d" % len(BODY)), BODY),
-    "a length with more zeros": request(length(b"%012d" % len(BODY)), BODY),
+    "a length with zeros": request(length(b"%012d" % len(BODY)), BODY),
     "absolute form": request(length(b"%d" % len(BODY)), BODY, b"POST http://other" + PATH + b" HTTP/1.1"),
-    "asterisk form": request(b"", first=b"OPTIONS * HTTP/1.1"),
     "empty lines": b"\r\n" * 4 + request(length(b"%d" % len(BODY)), BODY),
     "an upgrade": request(
         b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: A\r\n" + length(b"%d" % len(BODY)),
@@ -98,21 +92,16 @@ async def test_what_is_refused(gateway_of: Start, monkeypatch: pytest.MonkeyPatc
         assert {request.target for request in seen} <= {PATH.decode()}
 
 
-async def answer_and_next(running: Running, data: bytes, *, known: bool) -> list[int]:
-    async with connected(running, known=known) as raw:
-        raw.writer.write(data + NEXT)
-        return [(await raw.answer())[0] for _ in range(2)]
-
-
 @pytest.mark.parametrize("known", [False, True])
 async def test_what_is_accepted(gateway_of: Start, known: bool) -> None:
-    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+    async with gateway_of({"a": "baseline"}) as running:
         for name, data in ACCEPTED.items():
-            assert await answer_and_next(running, data, known=known) == [200, 200], name
+            async with connected(running, known=known) as raw:
+                raw.writer.write(data + NEXT)
+                assert [(await raw.answer())[0] for _ in range(2)] == [200, 200], name
             seen = running.upstreams["a"].seen[-1]
-            if seen.method == "POST":
-                assert (seen.target, seen.body) == (PATH.decode(), BODY), name
-                assert [seen.header(name) for name in ("transfer-encoding", "upgrade", "x-a")] == [None] * 3
+            assert (seen.target, seen.body) == (PATH.decode(), BODY), name
+            assert [seen.header(name) for name in ("transfer-encoding", "upgrade", "x-a")] == [None] * 3
 
 
 async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) -> None:

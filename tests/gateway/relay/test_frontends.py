@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.http import server
 from tests.gateway.conftest import MODEL, Running, Start
 
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -93,3 +94,29 @@ async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request(g
         status, _, body = await raw.answer()
         assert status == 400
         assert b"not a JSON object" in body, "expected the answer to the request, not to the garbage"
+
+
+async def test_a_head_that_is_not_the_known_one_of_its_connection_is_parsed(gateway_of: Start) -> None:
+    key = b"authorization: Bearer sk-right\r\n"
+    keys = [{"name": "k", "key": "sk-right", "may_override": True}]
+    async with gateway_of({"a": "baseline", "b": "ngram"}, keys=keys) as running, Raw.to(running) as raw:
+        for _ in range(3):
+            raw.writer.write(post(BODY, key))
+            assert (await raw.answer())[0] == 200
+        for backend in ("a", "b", "a", "a"):
+            raw.writer.write(post(BODY, key + b"x-gateway-backend: %b\r\n" % backend.encode()))
+            assert (await raw.answer())[1]["x-gateway-backend"] == backend
+        known, wrong = post(BODY, key), post(BODY, key.replace(b"right", b"wrong"))
+        for sent in (wrong, known, b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n", known):
+            raw.writer.write(sent)
+            assert (await raw.answer())[0] == (401 if sent is wrong else 200)
+
+
+@pytest.mark.slow
+async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.05)
+    monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
+    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw, asyncio.timeout(5):
+        raw.writer.write(post())
+        assert (await raw.answer())[0] == 200
+        assert await raw.reader.read() == b""

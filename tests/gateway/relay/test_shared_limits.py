@@ -125,9 +125,7 @@ DEMANDS: dict[str, Callable[[float, Random], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("demand", "per_minute"), [*((demand, 60) for demand in DEMANDS), ("even", 4), ("even", 600), ("bursts", 600)]
-)
+@pytest.mark.parametrize(("demand", "per_minute"), [("even", 4), ("uneven", 60), ("moving", 60), ("bursts", 600)])
 def test_a_flood_is_held_to_the_limit(demand: str, per_minute: int) -> None:
     arrivals = poisson(max(60.0, per_minute / 20.0), DEMANDS[demand], per_minute)
     admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=1, late_s=0.01)
@@ -141,13 +139,6 @@ def test_none_is_refused_while_the_use_is_below_the_limit(per_minute: int) -> No
     arrivals = poisson(0.5 * per_minute / 60.0, DEMANDS["even"], per_minute, until_s=90.0)
     admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=2)
     assert admitted.together == admitted.one
-
-
-def test_processes_that_all_burst_at_once_out_of_silence_exceed_the_limit_by_one_request_each() -> None:
-    arrivals = [(5.0 + 1e-6 * number, number % PROCESSES) for number in range(100 * PROCESSES)]
-    for per_minute in (10, 1000):
-        admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=3)
-        assert 0.9 * per_minute <= len(admitted.together) <= per_minute + PROCESSES
 
 
 def test_a_burst_at_one_process_gets_its_share_at_once_and_the_rest_later() -> None:
@@ -243,17 +234,6 @@ def test_a_key_that_was_not_used_for_long_is_reported_again_with_what_is_new() -
     assert pair.there.report()["k"].requests_before == 50
     assert pair.here._accounts["k"].requests is not None
     assert pair.here._accounts["k"].requests.level == pytest.approx(57.0, abs=0.2)
-
-
-def test_requests_in_flight_of_a_peer_that_ended_are_forgotten() -> None:
-    pair = Pair()
-    for _ in range(50):
-        pair.there.enter(pair.client)
-    pair.hear(is_new=True)
-    assert pair.here._accounts["k"].peers_in_flight == 50
-    pair.here.forget("there")
-    pair.here.divide(0)
-    assert pair.here._accounts["k"].peers_in_flight == 0
 
 
 def test_limits_that_change_apply_to_what_peers_have_used_too() -> None:
