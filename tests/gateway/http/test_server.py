@@ -16,7 +16,7 @@ from gateway.http.connection import ServerConnection
 from gateway.http.reply import HttpReply
 from gateway.http.request_head import HeadLimits
 from gateway.http.server import HttpServer, ServerLimits
-from tests.support.waiting import TIMEOUT_S, eventually, stays
+from tests.support.waiting import TIMEOUT_S, eventually
 
 LIMITS = ServerLimits(HeadLimits(target_bytes=100, headers_bytes=1000, headers=10), body_bytes=1000)
 
@@ -168,20 +168,6 @@ async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> No
         await eventually(lambda: service.gone)
         assert not served.http.connections
         reader.feed_eof()
-
-
-@pytest.mark.usefixtures("_often_swept")
-async def test_a_client_that_receives_slowly_stays() -> None:
-    service = Streaming()
-    async with serving(service, ServerLimits(stall_s=1.0)) as served:
-        reader = await begun(served)
-        for _ in range(3):
-            while not service.paused:
-                service.handled[0].data(b"x" * 100_000)
-                await asyncio.sleep(0)
-            while service.paused:
-                await reader.read(1 << 16)
-        await stays(lambda: not service.gone, 0.2)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
