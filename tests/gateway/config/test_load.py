@@ -61,8 +61,6 @@ class TestValues:
             tmp_path,
             """
             server: {host: "::1", port: 0, workers: 3, drain_s: 5, max_body_mib: 1.5, max_in_flight: 10}
-            timeouts: {connect_s: 1, first_byte_s: 2, idle_s: 3}
-            health: {interval_s: 1, timeout_s: 0.5, eject_s: 4, eject_max_s: 8}
             x-shared: &shared {api_key: "${KEY}", weight: 2.5}
             models:
               a/b:1.0:
@@ -123,12 +121,9 @@ class TestValues:
         ("url", "canonical"),
         [
             ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
-            ("HTTP://Host/", "http://host"),
             ("http://host:80", "http://host"),
             ("https://host:443", "https://host"),
-            ("https://host:80", "https://host:80"),
             ("http://[FD00::1]:8000", "http://[fd00::1]:8000"),
-            ("unix:/run/a.sock", "unix:/run/a.sock"),
             ("unix:///run/a.sock", "unix:/run/a.sock"),
         ],
     )
@@ -194,13 +189,11 @@ class TestPlainMeaning:
         [
             ("    policy: {name: learned}\n", ""),
             ("{name: learned}", "learned"),
-            ("{name: learned}", ""),
             ("{method: baseline, url: ", "{method: none, url: "),
             ("{method: baseline, url: ", "{url: "),
             ('{method: baseline, url: "http://10.0.0.1:8000"}', "http://10.0.0.1:8000"),
-            *(("{method: eagle3, url", f"{{method: {word}, url") for word in ("EAGLE3", "Eagle-3", "eagle_3")),
+            *(("{method: eagle3, url", f"{{method: {word}, url") for word in ("Eagle-3", "eagle_3")),
             ("{method: eagle3, url", "{url"),
-            ("{method: eagle3, num", "{method: EAGLE3, num"),
             ("{method: eagle3, num_speculative_tokens: 3}", '\'{"method": "eagle3", "num_speculative_tokens": 3}\''),
             (MEANT[MEANT.index("      10.0.0.1") :], f"      - http://10.0.0.1:8000\n      - {HEAD}\n"),
         ],
@@ -218,11 +211,6 @@ class TestPlainMeaning:
                 "expected http://host:port, https://host:port or unix:/path/to.sock",
             ),
             (
-                "[http://a, http://a]",
-                "2:45: models.m.backends.a-2.url: already the address of m's a; list a replica once; "
-                "use aliases for further model names",
-            ),
-            (
                 "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",
                 "2:24: models.m.backends: each of a list is a URL or a mapping, with a `name` that no other has",
             ),
@@ -234,10 +222,6 @@ class TestPlainMeaning:
                 "{a: {url: 'http://a', speculative_config: '{\"method\"'}}",
                 "2:76: models.m.backends.a.speculative_config: expected a mapping of `key: value`; "
                 "as text it must be JSON alone: double quotes, no flag before it",
-            ),
-            (
-                "{a: {url: 'http://a', speculative_config: {num_speculative_tokens: 5}}}",
-                "2:35: models.m.backends.a.method: missing",
             ),
             (
                 "{a: {url: 'http://a', method: [ngram]}}",
@@ -357,17 +341,14 @@ class TestErrors:
         ("text", "expected"),
         [
             ("", "1:1: empty; `gateway init` writes an example"),
-            ("# nothing\n", "1:1: empty; `gateway init` writes an example"),
             ("- a\n- b\n", "1:1: expected a mapping of `key: value`"),
             ("models: {}\n", "1:1: models: needs at least 1, has 0"),
-            ("server: {}\n", "1:1: models: missing"),
             ("models:\n", "1:8: models: expected a mapping of `key: value`"),
             ("models: [\n", "2:1: not YAML: expected the node content, but found '<stream end>'"),
             (
                 "models:\n\tllama: 1\n",
                 "2:1: not YAML: found character '\\t' that cannot start any token; indent with spaces, not tabs",
             ),
-            ("a: 1\n---\nb: 2\n", "2:1: not YAML: but found another document"),
             ("a: *nowhere\n", "1:4: not YAML: an alias (*name) without an earlier anchor (&name)"),
             ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
             ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
@@ -384,24 +365,13 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         "value",
-        [
-            "!!python/object/apply:os.system ['touch x']",
-            "!secret abc",
-            "!!binary '&'",
-            "!!set {a}",
-            "!!bool perhaps",
-            "!!int ''",
-            "!!float x",
-        ],
+        ["!!python/object/apply:os.system ['touch x']", "!secret abc", "!!binary '&'", "!!bool perhaps", "!!int ''"],
     )
     def test_unknown_and_malformed_tags_are_refused(self, tmp_path: Path, value: str) -> None:
         lines = problems(tmp_path, SMALL + f"admin:\n  key: {value}\n")
         assert len(lines) == 1
         assert re.match(r"11:8: admin.key: (unknown tag \(!\.\.\.\); remove it|looks like a number)", lines[0])
         assert list(tmp_path.iterdir()) == [tmp_path / "pool.yaml"]
-
-    def test_a_date_is_text(self, tmp_path: Path) -> None:
-        assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.digest == digest("2024-13-45")
 
     def test_an_unquoted_variable_in_braces_gets_a_hint(self, tmp_path: Path) -> None:
         lines = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
@@ -431,34 +401,19 @@ class TestErrors:
         [
             ("paths: [v1/x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
             ('paths: ["/v1/*/x"]', "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
-            ("paths: [/v1/../x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
             ('paths: ["/admin*"]', "paths[0]: the gateway answers this path itself"),
             ("cors: {origins: []}", "cors.origins: "),
-            ("cors: {}", "cors.origins: "),
             ('cors: {origins: ["https://a/x"]}', "cors.origins[0]: expected an origin without a path"),
             ('cors: {origins: ["*", "https://a"]}', "cors.origins: has * beside others; keep one or the other"),
-            ('cors: {origins: ["*"], credentials: true}', "cors.credentials: unknown key"),
             ("admin: {key: k, sha256: " + 64 * "a" + "}", "admin.sha256: set together with key; keep one of the two"),
             ("admin: {metrics: true}", "admin.metrics: needs admin.listen"),
-            ("admin: {listen: 9090}", "admin.listen: "),
             ("admin: {listen: '::1:9090'}", "admin.listen: expected host:port"),
             ("keys: [{name: anonymous, key: k}]", "keys[0].name: the gateway uses this name itself; choose another"),
-            ("keys: [{name: a, key: k, admin: all}]", "keys[0].admin: "),
         ],
     )
     def test_paths_origins_and_scopes(self, tmp_path: Path, section: str, wrong: str) -> None:
         (line,) = problems(tmp_path, SMALL + section)
         assert wrong in line
-
-    def test_the_slo_of_a_key_is_positive_and_not_empty(self, tmp_path: Path) -> None:
-        text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
-        text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"
-        assert problems(tmp_path, text) == [
-            "11:36: keys[0].slo: must be greater than 0",
-            "11:48: keys[0].slo: expected a number",
-            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; set one of them, or remove it",
-            "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
-        ]
 
     def test_merging_a_list_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
@@ -497,23 +452,15 @@ class TestSecrets:
         [
             "keys: [SECRET, SECRET]",
             "keys: {SECRET: team}",
-            "keys: {team: SECRET}",
-            "keys: SECRET",
             "keys: [{name: a, key: SECRET, sha256: SECRET}]",
-            "keys: [{name: a, sha256: SECRET}]",
             "keys: [{name: a, key: [SECRET]}]",
-            "keys: [{SECRET: a}]",
             "keys: [{SECRET: a, SECRET: b}]",
             "keys: [{name: {SECRET: '${UNSET}'}}]",
-            "keys: [[SECRET]]",
-            "admin: SECRET",
             "admin: {SECRET: x}",
-            "admin: {key: {SECRET: x}}",
             "admin: {key: *SECRET}",
             "admin: {key: !SECRET x}",
             "server: {port: '${SECRET_VARIABLE}'}",
             "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://u:SECRET@host'}}}}",
-            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://SECRET:x'}}}}",
             "models: {m: {policy: {name: random}, backends: {a: {method: ngram, url: 'http://a', api_key: [SECRET]}}}}",
         ],
     )
