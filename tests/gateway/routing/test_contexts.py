@@ -27,16 +27,12 @@ def asking(text: Any, **fields: Any) -> dict[str, Any]:
 IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
 GOES_TO: dict[str, tuple[dict[str, Any], str]] = {
     "short": (asking("Hi"), "ab"),
-    "short limit": (asking("Hi", max_tokens=900), "ab"),
     "long limit": (asking("Hi", max_tokens=SHORT + 1), "b"),
     "long": (asking(LONG_PROMPT), "b"),
     "just too long": (asking("word " * 4 * (SHORT - TYPICAL_TOKENS), max_tokens=1), "b"),
     "too long for all": (asking("word " * 200_000), "b"),
-    "ids": ({"prompt": [7] * 400}, "ab"),
     "ids near the limit": ({"prompt": [7] * (SHORT - 10)}, "b"),
-    "too many ids": ({"prompt": [7] * (SHORT + 1)}, "b"),
     "a batch": ({"prompt": [[7] * 400, [7] * 400]}, "ab"),
-    "too many ids for all": ({"prompt": [7] * LONG}, "b"),
 }
 
 
@@ -146,12 +142,10 @@ async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_en
     [
         VLLM.format(4096),
         "max_tokens=5000 cannot be greater than max_model_len=4096. Please request fewer output tokens.",
-        "Input length (5000) exceeds model's maximum context length (4096).",
         "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that",
         "The decoder prompt (length 4096) plus the number of requested output tokens (at least 1) is longer than the "
         "maximum model length of 4096. Make sure that",
         "'max_tokens' or 'max_completion_tokens' is too large: 5. This model's maximum context length is 4096 tokens",
-        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
         "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of",
     ],
 )

@@ -11,25 +11,20 @@ from typing import Any
 
 import pytest
 
-from backends.backend import Candidate, EngineChange
-from backends.health import State
-from backends.step_comparison import Difference
-from gateway.service.assembly import ReplicaEvents
+from backends.backend import Candidate
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
-from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Work
-from tests.gateway.conftest import ADMIN, MODEL, Running, Start
-from tests.gateway.reload.test_change import backends_of, change
+from policies.roles import Explainer, Learner, Maintained, Work
+from tests.gateway.conftest import ADMIN, MODEL, Start
 from tests.support.paths import ROOT
-from tests.support.upstream import Upstream
 
 
 class BrokenSettings(PolicySettings):
     breaks: tuple[str, ...]
 
 
-class Broken(Policy, Learner, Explainer, Maintained, Heir, Informed):
+class Broken(Policy, Learner, Explainer, Maintained):
     """A policy that raises in the given methods, or chooses an unknown backend."""
 
     name = "broken"
@@ -51,18 +46,6 @@ class Broken(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         return self.choose(request, candidates)
-
-    def forget(self, backend: str) -> None:
-        self._may_break("forget")
-
-    def engine_changed(self, backend: str, change: EngineChange) -> None:
-        self._may_break("engine_changed")
-
-    def correct(self, backend: str, factor: float) -> None:
-        self._may_break("correct")
-
-    def take_over(self, previous: Policy) -> None:
-        self._may_break("take_over")
 
     def _may_break(self, call: str) -> None:
         if call in self.breaks:
@@ -118,40 +101,6 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
         await running.until(lambda: model.fallback._failed["maintenance"] >= 2)  # retried
         assert model.fallback._failed["observe"] == 3
         assert running.gateway.relay.exchanges == set()
-
-
-@pytest.mark.slow
-async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
-    hooks = ("forget", "engine_changed", "correct", "take_over")
-    async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
-        fallback = running.gateway.models[MODEL].fallback
-        assert fallback._failed == {}
-        upstream = running.upstreams["a"]
-        page = upstream.metrics
-        for started in (b"1.0", b"7.0"):
-            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
-            await running.until(lambda at_s=float(started): _started_s(running, "a") == at_s)
-        await running.until(lambda: fallback._failed["engine_changed"] == 1)
-        running.backend("a").engine.comparison.difference = Difference(3.0, 2.0)
-        ReplicaEvents(running.gateway).difference_changed(running.backend("a"))
-        assert fallback._failed["correct"] == 1
-        upstream.health_status = 500
-        await running.until(lambda: running.backend("a").health.state is State.DOWN)  # it is still probed
-        upstream.health_status = 200
-        async with Upstream("c", MODEL) as c:
-            await change(running, backends=backends_of(upstream, c), policy=broken(*hooks, "assess"))
-            assert fallback._failed["take_over"] == 1
-            assert fallback._failed["forget"] >= 1
-            await running.until_up("a", "c")
-            headers = [(await running.chat(headers={"x-gateway-backend": name})) for name in "ac"]
-            assert [answer.status_code for answer in headers] == [200, 200]
-            assert {backend.name for backend in running.gateway.pool} == {"a", "c"}
-            assert (await running.chat()).status_code == 200
-
-
-def _started_s(running: Running, name: str) -> float | None:
-    engine = running.backend(name).engine.metrics
-    return None if engine is None else engine.started_s
 
 
 async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None:

@@ -32,15 +32,3 @@ def test_a_client_beyond_its_share_is_known_by_its_requests_in_flight() -> None:
     for client in many:
         traffic.begin(client)
     assert traffic.overuse(one) == 5.0
-
-
-def test_a_weight_may_change_while_requests_run() -> None:
-    traffic, other = Traffic(), Client("other", id="other")
-    traffic.begin(Client("one", id="one"))
-    traffic.begin(other)
-    traffic.begin(Client("one", id="one", weight=3.0))
-    traffic.end(Client("one", id="one"))
-    traffic.end(Client("one", id="one", weight=3.0))
-    traffic.begin(other)
-    traffic.begin(Client("one", id="one"))
-    assert traffic.overuse(other) == pytest.approx(2 / 1.5)
