@@ -73,10 +73,6 @@ def test_replicas_that_are_alike_leave_learned_nothing_to_choose(policy: str, k:
             ("fly", "standard"),
             "a: vLLM accepts drafts that the model would not write there, so answers differ by replica.",
         ),
-        (
-            ("fly", "fly"),
-            "a, b: vLLM accepts drafts that the model would not write there, so answers are not the model's own.",
-        ),
         (("block", "standard"), None),
     ],
 )
@@ -114,7 +110,6 @@ def test_configured_keys_are_not_printed() -> None:
     [
         ({"admin": {"key": "k"}}, [ADDRESS], [f"Dashboard at {URL}/dashboard"]),
         ({"admin": {"listen": "10.0.0.1:1"}}, [ADDRESS, "10.0.0.1:1"], ["Dashboard at http://10.0.0.1:1/dashboard"]),
-        ({"dashboard": {"enabled": False}}, [ADDRESS], []),
     ],
 )
 def test_where_the_dashboard_is(settings: dict[str, Any], addresses: list[str], said: list[str]) -> None:

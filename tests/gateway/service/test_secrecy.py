@@ -98,20 +98,15 @@ async def send_all(running: Running) -> list[str]:
     own += [
         (await chat({})).text,
         (await chat(bearer(WRONG_KEY))).text,
-        (await chat({"x-api-key": WRONG_KEY})).text,
         (await chat(key, model="nope")).text,
         (await chat(key, model={"a": text})).text,
         (await chat(key | {"x-gateway-backend": "b"})).text,
         (await running.client.post("/sleep", content=text, headers=key)).text,
         (await running.client.post("/v1/completions", content=f'{{"prompt": "{text}', headers=key)).text,
-        (await running.client.post("/v1/completions", content=f'["{text}"]', headers=key)).text,
-        (await running.client.post("/v1/completions", content=b"\xff" + text.encode(), headers=key)).text,
         (await running.client.post("/v1/completions", content=text.encode() * 1000, headers=key)).text,
         (await running.client.get("/admin/pool", headers=key)).text,
-        (await running.client.get("/admin/pool", headers=bearer(WRONG_KEY))).text,
         (await running.client.get("/admin/config", headers=bearer(ADMIN_KEY))).text,
         (await raw(running, f"/v1/completions?q={PROMPT}", "BAD METHOD", text.encode())).decode(),
-        (await raw(running, "/v1/completions", extra=f"x-{PROMPT} : {KEY}\r\n")).decode(),
         (await raw(running, "/v1/../completions", body=text.encode())).decode(),
     ]
     assert (await chat(bearer(f"{KEY}-slow"))).status_code == 200

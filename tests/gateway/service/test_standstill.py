@@ -12,13 +12,13 @@ import pytest
 
 from backends.health import State
 from tests.gateway.conftest import Running, start_gateway
-from tests.support.upstream import Wire, answer, well
-from tests.support.waiting import eventually_async, stays
+from tests.support.upstream import Wire, answer, hang, well
+from tests.support.waiting import stays
 
 STALL_S = 0.8
 TIMEOUTS = {"connect_s": 1.0, "first_byte_s": 60.0, "idle_s": 60.0}
 PAGE = b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc %f\n"
-SLEEPS = PAGE % (0, 0.0) + b'vllm:engine_sleep_state{engine="0",sleep_state="%b"} 1\n'
+SLEEPS = PAGE % (0, 0.0) + b'vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 1\n'
 
 
 @contextlib.asynccontextmanager
@@ -26,10 +26,6 @@ async def started(**settings: Any) -> AsyncIterator[Running]:
     async with start_gateway(timeouts=TIMEOUTS, **settings) as running:
         running.gateway.pool.rules = replace(running.gateway.pool.rules, stall_s=STALL_S)
         yield running
-
-
-async def hang(wire: Wire) -> None:
-    await wire.until_closed()
 
 
 async def served_by(running: Running, count: int = 6, text: str = "hi") -> list[str]:
@@ -58,11 +54,8 @@ async def test_an_engine_that_stands_still_is_out_until_it_answers(
         await stays(lambda: running.backend("a").health.state is State.DOWN, 0.5)
         assert {each.target for each in a.seen} == {"/v1/completions"}, "asked by its probe, and by no client"
         a.behaviour = well
-        await eventually_async(lambda: _is_back(running, "a"))
-
-
-async def _is_back(running: Running, name: str) -> bool:
-    return name in await served_by(running, 2)
+        while "a" not in await served_by(running, 2):
+            pass
 
 
 @pytest.mark.slow
@@ -91,28 +84,20 @@ async def test_an_engine_that_computes_a_long_prompt_does_not_stand_still() -> N
 
 
 @pytest.mark.slow
-async def test_an_engine_that_sleeps_gets_no_requests() -> None:
+@pytest.mark.parametrize(
+    ("sleeps", "reason"), [(True, "is asleep: POST /wake_up to it"), (False, "is paused: POST /resume to it")]
+)
+async def test_an_engine_that_sleeps_or_is_paused_gets_no_requests(sleeps: bool, reason: str) -> None:
     async with started() as running:
         a = running.upstreams["a"]
-        awake, a.metrics = a.metrics, SLEEPS % b"discard_all" + b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
-        await running.until(lambda: running.backend("a").health.state is State.DOWN)
-        assert running.backend("a").health.reason == "is asleep: POST /wake_up to it"
-        assert set(await served_by(running)) == {"b"}
-        assert not a.seen
-        a.metrics = awake
-        await running.until_up("a")
-
-
-@pytest.mark.slow
-async def test_an_engine_that_is_paused_gets_no_requests_where_it_tells() -> None:
-    async with started() as running:
-        a = running.upstreams["a"]
-        a.is_paused = False
+        awake, a.is_paused = a.metrics, False
         a.max_model_len += 1  # it restarts, in development mode
         await running.until(lambda: running.backend("a").engine.said.tells_pause)
-        a.is_paused = True
+        a.is_paused = not sleeps
+        a.metrics = SLEEPS if sleeps else awake
         await running.until(lambda: running.backend("a").health.state is State.DOWN)
-        assert running.backend("a").health.reason == "is paused: POST /resume to it"
+        assert running.backend("a").health.reason == reason
         assert set(await served_by(running)) == {"b"}
-        a.is_paused = False
+        assert not a.seen
+        a.metrics, a.is_paused = awake, False
         await running.until_up("a")

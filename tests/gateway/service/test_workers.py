@@ -90,17 +90,6 @@ def test_it_prints_its_address_once_all_accept_and_leaves_no_process(pool: Path,
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with gateway_command(pool, tmp_path, "--port", str(port), "--workers", "2") as command:
-            assert command.process.wait(TIMEOUT_S) == 1
-            assert f"port {port}" in command.printed()
-
-
-@pytest.mark.slow
 def test_workers_share_metrics_and_draining(two: Command) -> None:
     def counted() -> float:
         lines = two.get("/metrics").text.splitlines()
@@ -116,23 +105,6 @@ def test_workers_share_metrics_and_draining(two: Command) -> None:
     until(lambda: states(two) == {"draining"})
     two.post("/admin/resume", backend, headers=two.admin)
     until(lambda: states(two) == {"up"})
-
-
-@pytest.mark.slow
-def test_each_worker_shows_on_the_dashboard_what_all_have_counted(two: Command) -> None:
-    def shown() -> dict[int, tuple[bool, int]]:
-        """Return what the workers that answer show: whether they have begun to, and the streams."""
-        found = {}
-        for _ in range(20):
-            answer = two.get("/admin/dashboard/snapshot", headers=two.admin).json()
-            counts = [(each["ttft"] or {"count": 0})["count"] for each in answer["models"][0]["backends"]]
-            found[answer["process"]["pid"]] = (bool(answer["points_at_s"]), sum(counts))
-        return found
-
-    until(lambda: [*shown().values()] == [(True, 0)] * 2)
-    for _ in range(12):
-        assert two.post("/v1/chat/completions", CHAT | {"stream": True}, headers=KEY).status_code == 200
-    until(lambda: [*shown().values()] == [(True, 12)] * 2)
 
 
 @pytest.mark.slow
