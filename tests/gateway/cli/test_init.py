@@ -51,19 +51,6 @@ def test_it_says_why_it_cannot_write(tmp_path: Path) -> None:
     )
 
 
-def test_it_says_that_a_disk_is_full(tmp_path: Path) -> None:
-    bound = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, bound[1]))
-    try:
-        result = CliRunner().invoke(app, ["init", "--config", str(tmp_path / "pool.yaml")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, bound)
-    assert result.exit_code == 2
-    assert result.stderr == (
-        f"gateway init: cannot write {tmp_path}/pool.yaml: File too large; give another name with --config\n"
-    )
-
-
 KEPT = """
 model_list:
   - {{model_name: m, litellm_params: {{model: m, api_base: "{a}/v1", api_key: sk-secret, rpm: 5}}}}
