@@ -40,11 +40,3 @@ def test_a_summed_counter_equals_one_incremented_each_time() -> None:
     for labels in ({"a": "x", "b": "y"}, {"a": "x", "b": "z"}):
         ours_now, theirs_now = (registry.get_sample_value("c_total", labels) for registry in registries)
         assert ours_now == theirs_now is not None
-
-
-def test_series_exist_before_the_first_update() -> None:
-    registry = CollectorRegistry()
-    Family(Counter("c", "text", ("a",), registry=registry), Count).labels("x")
-    Family(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), Distribution).labels("x")
-    assert registry.get_sample_value("c_total", {"a": "x"}) == 0.0
-    assert registry.get_sample_value("d_count", {"a": "x"}) == 0.0
