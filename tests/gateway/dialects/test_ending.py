@@ -193,3 +193,11 @@ def test_an_error_of_the_client_ends_a_stream_as_it_is() -> None:
         stream, passed = fed(CHAT, [chunk(), error, DONE])
         assert passed == chunk() + error + DONE
         assert (stream.ending.is_complete, stream.ending.error_status) == (True, 400)
+
+
+@pytest.mark.parametrize("ending", [[chunk("stop"), DONE], [chunk("abort"), DONE]])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_end_does_not_depend_on_how_the_stream_is_read(ending: list[bytes], size: int) -> None:
+    whole = b"".join([chunk(), chunk(), *ending])
+    _, expected = fed(CHAT, [whole])
+    assert fed(CHAT, [whole[at : at + size] for at in range(0, len(whole), size)])[1] == expected

@@ -128,6 +128,7 @@ async def test_what_is_missing_is_told(
 
 def test_a_pod_without_labels_is_as_its_source_says_and_others_as_their_labels(tmp_path: Path) -> None:
     own = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5}, "api_key": "k", "weight": 3}
+    own |= {"draft_depth": True}
     source = {"inference_pool": {"name": "llama"}} | own
     settings = PoolFile.model_validate({"models": {"m": {"discover": {"fleet": source}}}})
     default, found = settings.models["m"].discover["fleet"].of_unlabelled, []
@@ -137,10 +138,13 @@ def test_a_pod_without_labels_is_as_its_source_says_and_others_as_their_labels(t
         found.append(Replica(each["metadata"]["name"], f"http://{kept.address}", kept.own))
     planned = plan(settings, tmp_path, None, {("m", "fleet"): found}).backends
     assert {each.api_key for each in planned} == {"k"}
-    assert {each.name: (each.method.value, each.num_speculative_tokens, each.weight) for each in planned} == {
-        "fleet/bare-0": ("ngram", 5, 3.0),
-        "fleet/head-0": ("eagle3", 3, 2.0),
-        "fleet/plain-0": ("baseline", 0, 3.0),
+    said = {
+        each.name: (each.method.value, each.num_speculative_tokens, each.weight, each.draft_depth) for each in planned
+    }
+    assert said == {
+        "fleet/bare-0": ("ngram", 5, 3.0, True),
+        "fleet/head-0": ("eagle3", 3, 2.0, True),
+        "fleet/plain-0": ("baseline", 0, 3.0, False),
     }
 
 

@@ -320,12 +320,6 @@ def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> Non
     assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
 
 
-def test_a_request_for_a_named_backend_is_not_retried() -> None:
-    relay = Relay("a", "b")
-    _, reply = relay.send(headers=[(b"x-gateway-backend", b"b")])
-    relay.receiver("b").on_error(UpstreamError("connect", "refused"))
-    assert (reply.status, reply.code) == (503, "backend_connect")
-    assert relay.clients["a"].calls == []
 
 
 @pytest.mark.parametrize(

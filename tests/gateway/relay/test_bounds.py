@@ -1,4 +1,4 @@
-"""What a client can hold of the gateway: bytes, connections and time."""
+"""What a client can hold of the gateway: bytes, connections, time, and memory after it has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests are charged, on every path that makes an engine work, and when an answer ends early."""
+"""What requests are charged, on every path that makes an engine work, and what is ignored as it cannot be."""
 
 from __future__ import annotations
 
@@ -143,3 +143,61 @@ async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engin
         assert 0.3 / pace_s < await give_up() <= (time.monotonic() - began_s) / pace_s + 1
         assert await give_up(max_tokens=3, n=2) == 6
         assert await give_up(stream=True) == 0, "of a stream one sees what there was"
+
+
+# What cannot be
+
+IMPLAUSIBLE = "gateway_implausible_reports_total"
+
+
+async def test_a_key_is_not_charged_tokens_that_no_answer_can_have(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:  # whose context has 2,048 tokens
+        for number, tokens in enumerate((2**64 - 1, 2049, -1, "many"), 1):
+            usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+            running.upstreams["a"].behaviour = answering(answer("a") | {"usage": usage})
+            assert (await running.chat(headers=KEY)).status_code == 200
+            assert await charged(running) < 50 * number
+            assert await running.counted(IMPLAUSIBLE) == number
+
+
+async def test_a_number_of_400_digits_leaves_the_place_of_its_key_free(gateway_of: Start) -> None:
+    async def behaviour(wire: Wire) -> None:
+        padding = {"data": ["x" * 200_000] * 6}  # so that only its end is read, by a parser that knows no bounds
+        body = json.dumps(padding).encode()[:-1] + b', "usage": {"prompt_tokens": %s}}' % (b"9" * 400)
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        await wire.send(b"content-length: %d\r\n\r\n" % len(body) + body)
+
+    keys = [KEYS[0] | {"max_in_flight": 1}]
+    async with gateway_of({"a": "baseline"}, keys=keys, behaviour=behaviour) as running:
+        for _ in range(3):
+            response = await running.client.post("/v1/rerank", json={"model": MODEL}, headers=KEY)
+            assert response.status_code == 200, response.text
+        assert await running.counted(IMPLAUSIBLE, what="prompt_tokens") == 3
+
+
+async def test_times_that_cannot_be_are_not_observed(gateway_of: Start) -> None:
+    metrics = {"queue_time_ms": 1e300, "generation_time_ms": "soon"}
+    async with gateway_of({"a": "baseline"}, behaviour=answering(answer("a") | {"metrics": metrics})) as running:
+        assert (await running.chat()).status_code == 200
+        for what in metrics:
+            assert await running.counted(IMPLAUSIBLE, what=what) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("field", "policy"), [("num_requests_waiting", "least_loaded"), ("kv_cache_usage_perc", "learned")]
+)
+async def test_a_load_that_cannot_be_fails_no_request(
+    gateway_of: Start, caplog: pytest.LogCaptureFixture, field: str, policy: str
+) -> None:
+    lie = f"vllm:num_requests_running 0.0\nvllm:{field} 1e308\n".encode()
+    async with gateway_of({"a": "baseline", "b": "ngram"}, {"name": policy}) as running:
+        running.upstreams["a"].metrics = lie
+        what = {"num_requests_waiting": "waiting"}.get(field, "kv_usage")
+        await running.until(lambda: running.backend("a").engine.metrics is not None)
+        while not await running.counted(IMPLAUSIBLE, what=what):
+            assert (await running.chat()).status_code == 200
+        for _ in range(20):
+            assert (await running.chat()).status_code == 200
+        assert await running.counted("gateway_policy_errors_total") == 0
+        assert caplog.messages.count(f"m/a reports what cannot be, which is ignored: {what}") == 1

@@ -9,7 +9,7 @@ import pytest
 from backends.health import State
 from backends.http.receiver import UpstreamError
 from gateway.dialects.errors import GatewayError
-from tests.gateway.relay.test_attempts import ANSWER, DONE, FIRST, TIMEOUTS, Relay, body_of, fail, later
+from tests.gateway.relay.test_attempts import ANSWER, FIRST, TIMEOUTS, Relay, body_of, fail, later
 from tests.support.waiting import eventually
 
 # Deadlines

@@ -78,15 +78,6 @@ def drain(relay: Relay, name: str = "a", answered: int = 0) -> None:
         answered += 1
 
 
-def test_requests_beyond_the_bound_wait_and_are_sent_in_order_of_arrival() -> None:
-    relay = queued("a", bound=2)
-    replies = [ask(relay, label)[1] for label in "12345"]
-    assert (users(relay), waiting(relay)) == ("12", 3)
-    drain(relay)
-    assert (users(relay), waiting(relay)) == ("12345", 0)
-    assert {reply.status for reply in replies} == {200}
-    assert relay.in_flight() == [0] * 4
-    assert relay.count("gateway_queue_wait_seconds_count") == 3
 
 
 def test_a_request_cannot_raise_itself_above_others_of_its_key() -> None:
@@ -338,39 +329,29 @@ def test_a_prompt_goes_beyond_the_range_of_a_replica_only_where_that_has_no_room
 
 
 @pytest.mark.parametrize(
-    ("key", "sent", "passes", "got"),
+    ("key", "header", "sent", "passes", "got"),
     [
-        ("sk", None, False, None),
-        ("sk", 7, False, 0),
-        ("sk", "high", False, "high"),
-        ("batch", None, False, None),
-        ("sk", None, True, None),
-        ("sk", 7, True, 7),
-        ("sk", -7, True, 0),
-        ("sk", "-7", True, 0),
-        ("batch", None, True, 10),
-        ("batch", 10, True, 20),
+        ("sk", "", None, False, None),
+        ("sk", "", 7, False, 0),
+        ("sk", "", "high", False, "high"),
+        ("batch", "", None, False, None),
+        ("sk", "", None, True, None),
+        ("sk", "", 7, True, 7),
+        ("sk", "", -7, True, 0),
+        ("sk", "", "-7", True, 0),
+        ("batch", "", None, True, 10),
+        ("batch", "", 10, True, 20),
+        ("sk", "7", None, True, 7),
+        ("batch", "-7", None, True, 10),
+        ("sk", "7", 3, True, 3),
+        ("sk", "9" * 400, None, True, None),
     ],
 )
-def test_engines_get_a_priority_only_if_they_schedule_by_it(key: str, sent: Any, passes: bool, got: Any) -> None:
-    relay = queued("a", pass_priority=passes)
-    ask(relay, "1", key, **({} if sent is None else {"priority": sent}))
-    assert json.loads(relay.clients["a"].bodies[0]).get("priority") == got
-
-
-@pytest.mark.parametrize(
-    ("key", "header", "sent", "got"),
-    [
-        ("sk", "7", None, 7),
-        ("batch", "-7", None, 10),
-        ("sk", "7", 3, 3),
-        ("sk", "9" * 400, None, None),
-    ],
-)
-def test_the_header_of_vllm_counts_as_the_priority_of_a_body_without_one(
-    key: str, header: str, sent: int | None, got: int | None
+def test_engines_get_a_priority_only_if_they_schedule_by_it(
+    key: str, header: str, sent: Any, passes: bool, got: Any
 ) -> None:
-    relay = queued("a", pass_priority=True)
+    """That of the body, or of vLLM's header where it has none."""
+    relay = queued("a", pass_priority=passes)
     body = {"model": "m", "messages": []} | ({} if sent is None else {"priority": sent})
     headers = [(b"authorization", b"Bearer " + key.encode()), (b"x-vllm-priority", header.encode())]
     relay.send(json.dumps(body).encode(), headers=headers)

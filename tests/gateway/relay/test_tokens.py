@@ -179,14 +179,3 @@ async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
         assert engine.asked == 1, "it is asked all the same"
 
 
-@pytest.mark.slow
-async def test_chunks_of_more_tokens_than_a_step_can_emit_are_no_evidence() -> None:
-    engine = SteppingEngine(2, joined=3)
-    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
-        ends = followed(running)
-        await running.chat(stream=True)
-        for sent, (k, expected) in enumerate(((6, 6.0), (5, 6.0), (4, None)), 2):
-            running.backend("a").num_speculative_tokens = k
-            await running.chat(stream=True)
-            await running.until(lambda sent=sent: len(ends.ended) == sent)  # type: ignore[misc]
-            assert (ends.last.output_tokens, ends.last.tokens_per_step) == (TOKENS, expected)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from backends.engine_metrics import EngineMetrics
-from backends.health import Ejected, Probed, State
+from backends.health import Ejected, Health, Probed, State
 from backends.http.receiver import UpstreamError
 from gateway.http.headers import Header
 from gateway.routing.access import read_head
@@ -171,3 +171,13 @@ def test_a_failure_counts_once_another_replica_has_begun_to_answer() -> None:
         assert relay.backends["a"].health.state is State.UP
         relay.receiver("b").on_data(FIRST)
     assert relay.backends["a"].health.state is State.EJECTED, "before any of the long answers is complete"
+
+
+def test_a_silent_request_on_trial_stays_where_no_other_replica_can_serve_it() -> None:
+    relay = recovering("a", "b")
+    exchange, reply = relay.send()
+    relay.backends["b"].health = Health(State.DOWN)
+    exchange.check_silence(later(9.5))
+    assert reply.status == 0
+    relay.answer("a")
+    assert reply.status == 200

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from policies.learned.policy import Learned
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Wire, answer
 
 THREE = {"a": "baseline", "b": "ngram", "c": "eagle3"}
 

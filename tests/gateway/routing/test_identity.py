@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections import Counter
 from typing import Any
@@ -21,42 +20,6 @@ def test_an_id_is_that_of_the_key_and_tells_nothing_of_its_digest() -> None:
     assert digest("alpha").hex()[:8] not in one.clients[0].id
     assert two.with_id(one.clients[0].id) is None
     assert two.with_id(one.clients[1].id) is two.clients[0]
-
-
-NAME = "a-name-of-a-key"
-
-
-@pytest.mark.slow
-async def test_nothing_that_is_kept_goes_by_a_name(gateway_of: Start) -> None:
-    """What the process keeps after requests of all kinds, whoever keeps it: no mapping has the name as a key."""
-    keys = [{"name": NAME, "key": "alpha", "requests_per_minute": 99, "tenant_header": "x-tenant"}]
-    policy, queue = {"name": "learned"}, {"max_in_flight_per_backend": 1}
-    async with gateway_of(policy=policy, queue=queue, keys=keys) as running:
-        for path, body in (
-            ("/v1/chat/completions", {"messages": [], "response_format": {"type": "json_object"}}),
-            ("/v1/chat/completions", {"messages": [], "stream": True, "tools": [{"type": "function"}]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
-            ("/v1/responses", {"input": "hi"}),
-            ("/tokenize", {"prompt": "hi"}),
-        ):
-            headers = {"authorization": "Bearer alpha", "x-tenant": "t"}
-            await running.client.post(path, json={"model": "m", **body}, headers=headers)
-        kept = [each for each in gc.get_objects() if type(each) in {dict, set} and _is_kept_by_name(each)]
-        allowed = (running.gateway.relay.access.keyring._by_name,)
-        assert [each for each in kept if not any(each is one for one in allowed) and not _is_label(each)] == []
-
-
-def _is_kept_by_name(kept: Any) -> bool:
-    """Return whether a key is the name, or a tuple with it; where the first key is no tuple, none is."""
-    return NAME in kept or (isinstance(next(iter(kept), None), tuple) and any(map(_has_name, kept)))
-
-
-def _has_name(key: Any) -> bool:
-    return key == NAME if isinstance(key, str) else isinstance(key, tuple) and NAME in key
-
-
-def _is_label(kept: Any) -> bool:
-    return all(key == (NAME,) for key in kept if _has_name(key))
 
 
 @pytest.mark.slow

@@ -297,6 +297,7 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
             assert "retry-after" in response.headers["access-control-expose-headers"]
         other = await running.chat(headers=bearer("sk-team") | {"origin": "https://evil.example"})
         assert cors_of(other) == ([], "origin")
+        assert (await running.client.options("/version", headers=page)).status_code == 200, "it is no preflight"
         admin = await running.client.get("/admin/pool", headers=bearer(ADMIN_KEY) | page)
         assert (admin.status_code, cors_of(admin)) == (200, ([], ""))
         admin = await running.client.get("/admin/pool", headers=page)

@@ -1,16 +1,20 @@
-"""The periodic work of a gateway process goes on, whatever a part of it raises, and failures are counted."""
+"""Work of a gateway process beside requests goes on, whatever a part of it raises, and failures are counted."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from backends import background
+from gateway.reload.reloader import ReloadError
+from gateway.service import run
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.upstream import Wire, well
+from tests.support.waiting import eventually
 
 
 async def silent(wire: Wire) -> None:
@@ -89,3 +93,19 @@ async def test_a_model_that_cannot_be_looked_at_stops_no_other(work: str) -> Non
             await rooms["Dashboard"]._read()
             assert rooms["Dashboard"]._beliefs[MODEL].json is not None
         del gateway.models["broken"]
+
+
+# Replicas that are found
+
+
+@pytest.mark.parametrize("error", [ReloadError("failed", "no answer of worker 1"), OSError("no file")])
+async def test_replicas_that_could_not_join_are_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_DISCOVERY_RETRY_S", 0.01)
+    serving = Mock(_found_others=asyncio.Event())
+    serving._reloader.apply_again = AsyncMock(side_effect=[error, error, None])
+    serving._found_others.set()  # once: its source tells nothing more
+    task = background.start("discovery", run._Serving._follow_discovery(serving))
+    await eventually(lambda: serving._reloader.apply_again.await_count == 3, 5.0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert not serving._found_others.is_set()

@@ -179,24 +179,8 @@ def test_a_worker_is_given_the_time_that_its_parts_may_take_to_end() -> None:
     assert server._ABORT_S + rooms_s + state_s + background._LAST_S <= workers._GRACE_S
 
 
-def first_works(assignment: Assignment, link: socket.socket) -> None:
-    """Run the first worker; the other one never starts."""
-    if assignment.worker:
-        signal.pause()
-    work(assignment, link)
 
 
-@pytest.mark.slow
-async def test_a_worker_that_never_starts_holds_up_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "work", first_works)
-    async with two_workers(tmp_path, monkeypatch) as (parent, _):
-        await eventually(lambda: len(parent._workers) == 2 and parent._workers[0].said is not None)
-        hung = parent._workers[1].process
-        hung.kill()  # as the parent does after a time
-        await eventually(lambda: 1 in parent._workers and parent._workers[1].process is not hung)
-        current = parent._current
-        await asyncio.wait_for(parent.change(current.settings, current.backends, current.admin_digest), TIMEOUT_S)
-        assert not parent._is_behind(0)
 
 
 @pytest.mark.slow
