@@ -108,13 +108,6 @@ async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[s
         assert "does not know /admin/of-tomorrow: it is no gateway, or older" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-async def test_a_prompt_of_any_bytes_is_sent() -> None:
-    async with start_gateway(METHODS) as running:
-        status, _, error = await gateway(running, "explain", "\udcff", "--model", MODEL)
-        assert (status, error.count("\n")) == (1, 1)
-
-
 @pytest.mark.parametrize("body", ["{", "none.json"])
 def test_a_request_that_cannot_be_read_is_wrong_usage(body: str, tmp_path: Path) -> None:
     path = tmp_path / "request.json"

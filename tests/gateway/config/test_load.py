@@ -60,11 +60,9 @@ class TestValues:
         pool = load(
             tmp_path,
             """
-            server: {host: "::1", port: 0, workers: 3, drain_s: 5, max_body_mib: 1.5, max_in_flight: 10}
             x-shared: &shared {api_key: "${KEY}", weight: 2.5}
             models:
               a/b:1.0:
-                aliases: [c, d]
                 policy: {name: static, backend: head}
                 default_temperature: 0.6
                 backends:
@@ -74,24 +72,21 @@ class TestValues:
                     serve:
                       command: [.venv-vllm/bin/vllm, serve]
                       model: some/model
-                      flags: [--max-model-len, 2048, --enforce-eager]
+                      flags: [--max-model-len, 2048]
                       env: {OMP_NUM_THREADS: 1}
-                      startup_timeout_s: 60
                     speculative_config: {model: some/head, num_speculative_tokens: 3}
-                  tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100, seed: 3, time_scale: 0.1}}
                   sock: {method: baseline, url: "unix:/run/vllm.sock", <<: *shared, weight: 1}
             keys:
               - first
               - {name: second, key: "${KEY}", models: [a/b:1.0], may_override: true, max_in_flight: 2}
               - {name: third, sha256: 9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08}
-            admin: {key: boss}
             """,
             KEY="from-outside",
         )
         model = pool.models["a/b:1.0"]
         head = model.backends["head"]
         assert head.serve is not None
-        assert head.serve.flags == ["--max-model-len", "2048", "--enforce-eager"]
+        assert head.serve.flags == ["--max-model-len", "2048"]
         assert head.serve.env == {"OMP_NUM_THREADS": "1"}
         assert head.weight == 2.5
         assert model.backends["sock"].weight == 1

@@ -26,11 +26,7 @@ def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method:
     settings = settings_of(said, {})
     assert settings.method is method
     assert draft_tokens(method, serve_config(method, settings.speculative_config)) == k
-    if "speculative-config" in said:
-        ranges = [(1, 16, 5), (17, 256, 0)]
-        assert [*map(tuple, serve_config(method, settings.speculative_config)[f"{K}_per_batch_size"])] == ranges
     assert settings_of({**said, "weight": "1.5"}, {}).weight == 1.5
-    assert not settings_of(said, {}).draft_depth
     if method is not Method.BASELINE:
         assert settings_of({**said, "draft-depth": "true"}, {}).draft_depth
     if method is Method.EAGLE3:
@@ -39,7 +35,6 @@ def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method:
         assert (limit.tokens, limit.beyond) == (2048, Beyond.NONE)
 
 
-K = "num_speculative_tokens"
 LABEL = "speculation.gateway"
 
 

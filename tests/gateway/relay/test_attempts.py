@@ -320,8 +320,6 @@ def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> Non
     assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
 
 
-
-
 @pytest.mark.parametrize(
     ("method", "kind", "sent"), [("POST", "broken", 0), ("POST", "connect", 1), ("GET", "broken", 1)]
 )

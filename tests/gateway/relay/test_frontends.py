@@ -81,15 +81,6 @@ async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) ->
             assert (await raw.reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
-        running.upstreams["a"].version = None
-        for path in (b"/health", b"/version", b"/v1/models", b"/v1/models/m", b"/version?x=1", b"/readyz"):
-            raw.writer.write(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % path)
-            assert (await raw.answer())[0] == 200
-        assert [request.target for request in running.upstreams["a"].seen] == ["/version", "/version?x=1"]
-
-
 async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running, Raw.to(running) as raw:
         raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")

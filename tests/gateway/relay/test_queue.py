@@ -14,7 +14,6 @@ from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
 from gateway.config.pool_file import PoolFile
 from gateway.config.settings.queue import QueueSettings
-from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
 from gateway.relay.exchange import Exchange
 from gateway.relay.waiting.queue import ModelQueue
@@ -76,8 +75,6 @@ def drain(relay: Relay, name: str = "a", answered: int = 0) -> None:
     while answered < len(relay.clients[name].calls):
         relay.answer(name, number=answered)
         answered += 1
-
-
 
 
 def test_a_request_cannot_raise_itself_above_others_of_its_key() -> None:
@@ -357,22 +354,6 @@ def test_engines_get_a_priority_only_if_they_schedule_by_it(
     relay.send(json.dumps(body).encode(), headers=headers)
     assert json.loads(relay.clients["a"].bodies[0]).get("priority") == got
     assert b"x-vllm-priority" not in relay.clients["a"].calls[0].head
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model": "m", "tools": [{"priority": 3}], "priority" :\n 5 , "x": 1.50}',
-        b'{"model": "m", "priority": 5, "messages": [{"content": "say \\"priority\\": 5, please"}]}',
-        b'{"priority": 1, "model": "m", "priority": 5}',
-        b'{"model": "m", "\\u0070riority": [5]}',
-        b'{"model": "m", "x": [%b], "priority": 5}' % b",".join([b'{"priority": 1}'] * 20),
-    ],
-)
-def test_a_replaced_priority_is_the_one_that_engines_read(body: bytes) -> None:
-    changed = json.loads(set_field(body, "priority", 42))
-    expected = {**json.loads(body), "priority": 42}
-    assert changed == expected
 
 
 def test_shares_follow_the_weights_and_priorities_come_first() -> None:

@@ -177,5 +177,3 @@ async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
         running.upstreams["a"].behaviour = engine
         await running.chat(stream=True)
         assert engine.asked == 1, "it is asked all the same"
-
-

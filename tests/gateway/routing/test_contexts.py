@@ -101,9 +101,6 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
         assert [each["max_model_len"] for each in listed] == [LONG]
         running.backend("b").health = Health(State.EJECTED)
         assert (await running.chat("Hi")).json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
-        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-        error = (await running.client.post("/v1/messages", json=body)).json()
-        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
 async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:
@@ -128,9 +125,6 @@ async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_en
         assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}
         assert len(upstream.seen) == 1, "refused once"
         assert backend.engine.said.context_tokens == SHORT
-        probed = upstream.connections
-        await running.until(lambda: upstream.connections > probed + 1)
-        assert backend.engine.said.context_tokens == SHORT, "a probe does not forget it"
         await upstream.die()
         await running.until(lambda: backend.health.state is State.DOWN)
         await upstream.come_back()

@@ -135,11 +135,8 @@ async def test_any_other_defect_is_answered_with_500(
             patched.setattr(Policy, "text_features", property(defect))
             early = await running.chat()
         for response in (answer, early):
-            assert response.status_code == 500
-            assert response.json()["error"]["type"] == "api_error"
-            assert response.json()["error"]["code"] == "gateway_failed"
-        entries = [entry for entry in caplog.records if "could not be sent on" in entry.getMessage()]
-        assert [bool(entry.exc_info) for entry in entries] == [True, True]
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "gateway_failed")
+        assert sum("could not be sent on" in message for message in caplog.messages) == 2
         assert (await running.chat()).status_code == 200
         assert running.gateway.relay.exchanges == set()
         assert running.gateway.models[MODEL].traffic.in_flight == 0

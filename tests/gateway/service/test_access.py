@@ -91,11 +91,8 @@ async def test_what_is_judged_is_what_the_backend_gets(gateway_of: Start) -> Non
 SCOPES = [
     ("GET", "/admin/pool", "read"),
     ("GET", "/admin/config", "read"),
-    ("GET", "/admin/policy", "read"),
-    ("GET", "/admin/openapi.json", "read"),
     ("POST", "/admin/explain", "read"),
     ("POST", "/admin/drain", "write"),
-    ("POST", "/admin/resume", "write"),
 ]
 
 
@@ -109,9 +106,6 @@ async def test_scopes_of_keys(gateway_of: Start) -> None:
                 statuses[key] = (await running.client.request(method, path, json=body, headers=headers)).status_code
             viewer = 200 if scope == "read" else 403
             assert list(statuses.values()) == [401, 401, 403, viewer, 200, 200], path
-        for path in ("try", "reload", "compare/start", "compare/stop", "policy/pin"):
-            response = await running.client.post(f"/admin/{path}", json={}, headers=bearer("sk-viewer"))
-            assert response.status_code == 403, path
         assert (await running.chat(headers=bearer(ADMIN_KEY))).status_code == 401, "it is for /admin only"
         config = (await running.client.get("/admin/config", headers=bearer("sk-viewer"))).json()
         assert [set(key) & {"key", "sha256"} for key in [*config["keys"], config["admin"]]] == [set()] * 4
@@ -156,18 +150,16 @@ async def test_names_of_models_are_told_only_to_those_who_may_use_them(gateway_o
         answers = [
             await client.post("/v1/chat/completions", json={"messages": []}, headers=some),
             await client.post("/v1/chat/completions", json={"model": "nope"}, headers=some),
-            await client.post("/v1/chat/completions", json={"model": "hidden-alias"}, headers=some),
             await client.post("/v1/chat/completions", json={"model": OTHER}, headers=some),
             await client.post("/v1/chat/completions", json={}, headers=some | {"x-gateway-model": OTHER}),
             await client.get("/v1/models", headers=some),
-            await client.get("/v1/models/nope", headers=some),
             await client.get("/readyz", headers=some),
         ]
         for response in answers:
-            text = response.text.replace(f"`{OTHER}`", "").replace("`hidden-alias`", "")  # what the client sent
+            text = response.text.replace(f"`{OTHER}`", "")  # what the client sent
             assert OTHER not in text
             assert "hidden" not in text
-        unknown, known = answers[1].json()["error"], answers[3].json()["error"]
+        unknown, known = answers[1].json()["error"], answers[2].json()["error"]
         assert known["message"] == unknown["message"].replace("nope", OTHER), "existence is not told"
         keyless = [
             await client.options("/v1/chat/completions", headers={"x-gateway-model": OTHER}),
@@ -224,9 +216,7 @@ async def test_own_paths_take_no_body_before_a_key_was_checked(gateway_of: Start
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         for method, path, status in (
             ("POST", "/health", 400),
-            ("GET", "/metrics", 400),
             ("POST", "/v1/models", 400),
-            ("POST", "/admin/explain", 401),
             ("POST", "/admin/drain", 401),
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
@@ -252,7 +242,6 @@ async def test_preflight_requests_are_answered_without_a_key(gateway_of: Start) 
             assert response.headers["access-control-allow-origin"] == PAGE
             assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
             assert response.headers["access-control-allow-methods"] == "GET, POST"
-            assert response.headers["access-control-max-age"] == "600"
             assert "access-control-allow-credentials" not in response.headers
             refused = await running.client.options(path, headers=PREFLIGHT | {"origin": "https://evil.example"})
             assert (refused.status_code, cors_of(refused)) == (403, ([], "origin"))
@@ -282,6 +271,7 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
             "stream": await running.chat(stream=True, headers=key),
             "other": await running.client.get("/version", headers=key),
             "models": await running.client.get("/v1/models", headers=key),
+            "no preflight": await running.client.options("/version", headers=page),
             "no key": await running.chat(headers=page),
             "no such path": await running.client.post("/sleep", headers=key),
             "too large": await running.chat("x" * 20_000, headers=key),
@@ -292,12 +282,11 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
             answers, ([PAGE], "origin")
         )
         statuses = [response.status_code for response in answers.values()]
-        assert statuses == [200, 200, 200, 200, 401, 404, 413, 503]
+        assert statuses == [200, 200, 200, 200, 200, 401, 404, 413, 503]
         for response in answers.values():
             assert "retry-after" in response.headers["access-control-expose-headers"]
         other = await running.chat(headers=bearer("sk-team") | {"origin": "https://evil.example"})
         assert cors_of(other) == ([], "origin")
-        assert (await running.client.options("/version", headers=page)).status_code == 200, "it is no preflight"
         admin = await running.client.get("/admin/pool", headers=bearer(ADMIN_KEY) | page)
         assert (admin.status_code, cors_of(admin)) == (200, ([], ""))
         admin = await running.client.get("/admin/pool", headers=page)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +26,7 @@ from gateway.rooms.reports import room as reports
 from gateway.routing.keys import digest
 from gateway.service import server, workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Configuration, work
+from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from gateway.state import sync
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
@@ -177,10 +176,6 @@ def test_a_worker_is_given_the_time_that_its_parts_may_take_to_end() -> None:
     rooms_s = batches._END_S + recorder._STOP_S + 2 * reports._STOP_S  # an access log and spans
     state_s = 2 * exchange._LEAVE_S + sync._STOP_TIMEOUT_S + sync._CLOSE_TIMEOUT_S
     assert server._ABORT_S + rooms_s + state_s + background._LAST_S <= workers._GRACE_S
-
-
-
-
 
 
 @pytest.mark.slow

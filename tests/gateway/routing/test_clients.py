@@ -1,4 +1,4 @@
-"""What is kept of a client goes by its id, which is made from its key: names move from one key to another."""
+"""Clients of a model: what is kept of one goes by the id of its key, and who uses more than its share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.routing.keys import ANONYMOUS, Client, Keyring, digest
+from gateway.routing.model import Traffic
 from tests.gateway.conftest import Start
 from tests.gateway.reload.test_change import change
 
@@ -51,3 +52,32 @@ async def test_no_key_sees_what_another_has_used_after_any_order_of_reloads(gate
 def keys(secrets: list[str]) -> list[dict[str, Any]]:
     """Return keys as the pool file names those without a name: by position."""
     return [{"name": f"key-{at}", "key": secret, "requests_per_minute": 9999} for at, secret in enumerate(secrets, 1)]
+
+
+# Who uses more of a model than its share
+
+
+def test_a_client_beyond_its_share_is_known_by_its_requests_in_flight() -> None:
+    traffic, one, two, heavy = (
+        Traffic(),
+        Client("one", id="one"),
+        Client("two", id="two"),
+        Client("heavy", id="heavy", weight=2.0),
+    )
+    for _ in range(9):
+        traffic.begin(one)
+    assert traffic.overuse(one) == 1.0, "there is nobody else"
+    traffic.begin(two)
+    assert (traffic.overuse(one), traffic.overuse(two)) == (pytest.approx(1.8), 1.0)
+    assert traffic.overuse(heavy) == 1.0, "it has none"
+    for _ in range(10):
+        traffic.begin(heavy)
+    assert traffic.overuse(heavy) == 1.0
+    assert traffic.overuse(one) == pytest.approx(1.8)
+    for client in (two, *[heavy] * 10):
+        traffic.end(client)
+    assert (traffic.overuse(one), traffic.in_flight) == (1.0, 9)
+    many = [Client("", id=f"client {number}") for number in range(20)]
+    for client in many:
+        traffic.begin(client)
+    assert traffic.overuse(one) == 5.0

@@ -1,17 +1,89 @@
-"""A restart is a new engine: what is asked again, what is forgotten, and what its clients see of it."""
+"""Engines that stand still, sleep, are paused or restart, and other engines at their address."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from backends.backend import Backend, EngineChange
 from backends.health import State
 from backends.pool import Listener
-from tests.gateway.conftest import FAST, MODEL, start_gateway
+from tests.gateway.conftest import FAST, MODEL, Running, start_gateway
 from tests.support.registered_metrics import value_of
-from tests.support.upstream import Upstream, Wire, answer
+from tests.support.upstream import Upstream, Wire, answer, hang, well
+from tests.support.waiting import stays
+
+STALL_S = 0.8
+TIMEOUTS = {"connect_s": 1.0, "first_byte_s": 60.0, "idle_s": 60.0}
+GAUGES = b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc %f\n"
+SLEEPS = GAUGES % (0, 0.0) + b'vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 1\n'
+
+
+@contextlib.asynccontextmanager
+async def started(**settings: Any) -> AsyncIterator[Running]:
+    async with start_gateway(timeouts=TIMEOUTS, **settings) as running:
+        running.gateway.pool.rules = replace(running.gateway.pool.rules, stall_s=STALL_S)
+        yield running
+
+
+async def served_by(running: Running, count: int = 6, text: str = "hi") -> list[str]:
+    """Send requests, half of them for streams; return which replica has answered each."""
+    answers = await asyncio.gather(
+        *(running.chat(f"{text} {number}", stream=number % 2 == 0) for number in range(count))
+    )
+    assert {each.status_code for each in answers} == {200}
+    return [each.headers["x-gateway-backend"] for each in answers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [GAUGES % (0, 0.0), GAUGES % (1, 0.5)])
+async def test_an_engine_that_stands_still_is_out_until_it_answers(
+    page: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it says of itself; the second is one whose gauges are those of the time before."""
+    async with started() as running:
+        a = running.upstreams["a"]
+        a.metrics, a.behaviour = page, hang
+        assert set(await served_by(running)) == {"b"}
+        assert any("m/a is down: stands still: " in line for line in caplog.messages)
+        a.seen.clear()
+        assert set(await served_by(running)) == {"b"}
+        await running.until(lambda: a.seen)
+        await stays(lambda: running.backend("a").health.state is State.DOWN, 0.5)
+        assert {each.target for each in a.seen} == {"/v1/completions"}, "asked by its probe, and by no client"
+        a.behaviour = well
+        while "a" not in await served_by(running, 2):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sleeps", "reason"), [(True, "is asleep: POST /wake_up to it"), (False, "is paused: POST /resume to it")]
+)
+async def test_an_engine_that_sleeps_or_is_paused_gets_no_requests(sleeps: bool, reason: str) -> None:
+    async with started() as running:
+        a = running.upstreams["a"]
+        awake, a.is_paused = a.metrics, False
+        a.max_model_len += 1  # it restarts, in development mode
+        await running.until(lambda: running.backend("a").engine.said.tells_pause)
+        a.is_paused = not sleeps
+        a.metrics = SLEEPS if sleeps else awake
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert running.backend("a").health.reason == reason
+        assert set(await served_by(running)) == {"b"}
+        assert not a.seen
+        a.metrics, a.is_paused = awake, False
+        await running.until_up("a")
+
+
+# A restart is a new engine: what is asked again, what is forgotten, and what its clients see of it
+
 
 PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total %d\n"
 STARTED = PAGE + b"process_start_time_seconds %d\n"
@@ -90,8 +162,7 @@ async def test_no_client_sees_that_another_engine_is_at_an_address(what: str, re
         become(running.upstreams["a"], what)
         own = {"authorization": "Bearer sk"}
         answers = [await running.chat(str(number), stream=number % 2 == 0, headers=own) for number in range(6)]
-        assert {each.status_code for each in answers} == {200}
-        assert {each.headers["x-gateway-backend"] for each in answers} == {"b"}
+        assert {(each.status_code, each.headers["x-gateway-backend"]) for each in answers} == {(200, "b")}
         await running.until(lambda: running.backend("a").health.state is State.DOWN)
         assert running.backend("a").health.reason.startswith(reason)
         assert value_of(running.gateway.metrics, "gateway_retries_total", kind=what) > 0
