@@ -500,13 +500,8 @@ class TestSchema:
     def test_it_refuses(self) -> None:
         small = yaml.safe_load(SMALL)
         assert validator().is_valid(small)
-        for policy, backend in (
-            ("nothing", {"method": "suffix", "url": "u"}),
-            ("random", {"method": "sufix", "url": "u"}),
-            ("random", {"method": "suffix"}),
-        ):
-            models = {"m": {"policy": {"name": policy}, "backends": {"a": backend}}}
-            assert not validator().is_valid({"models": models}), models
+        models = {"m": {"policy": {"name": "nothing"}, "backends": {"a": {"method": "suffix", "url": "u"}}}}
+        assert not validator().is_valid({"models": models})
         for change in ({"sever": {}}, {"server": {"port": 70000}}, {"keys": [5]}, {"models": {}}):
             assert not validator().is_valid({**small, **change}), change
 

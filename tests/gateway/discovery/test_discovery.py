@@ -109,13 +109,9 @@ async def test_the_number_of_replicas_is_bounded(following: Following) -> None:
 
 @pytest.mark.slow
 async def test_a_source_is_followed_on_unless_it_looks_elsewhere(following: Following, tmp_path: Path) -> None:
-    first, heavier, moved = (
-        settings_of(fleet={}),
-        settings_of(fleet={"weight": 2.0}),
-        settings_of(fleet={"dns": "y:80"}),
-    )
+    heavier, moved = (settings_of(fleet=fleet) for fleet in ({"weight": 2.0}, {"dns": "y:80"}))
     following.source.steps.put_nowait([ONE])
-    await following.discovery.start(first)
+    await following.discovery.start(settings_of(fleet={}))
     await following.discovery.start(heavier)
     following.discovery.keep(heavier)
     assert len(following.made) == 1
@@ -146,9 +142,7 @@ async def test_a_source_that_looks_elsewhere_takes_no_replica_away_before_it_has
 
 def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -> None:
     settings = settings_of(one={}, two={"dns": "y:80"})
-    listed = PoolFile.model_validate(
-        {"models": {"n": {"policy": {"name": "random"}, "backends": {"b": {"method": "baseline", "url": TWO.url}}}}}
-    )
+    listed = PoolFile.model_validate({"models": {"n": {"backends": {"b": {"method": "baseline", "url": TWO.url}}}}})
     settings = settings.model_copy(update={"models": {**settings.models, **listed.models}})
     planned = plan(settings, tmp_path, None, {("m", "one"): [ONE, TWO], ("m", "two"): [ONE]})
     assert [(each.model, each.name) for each in planned.backends] == [("m", "one/10.0.0.1:8000"), ("n", "b")]

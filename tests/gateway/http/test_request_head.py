@@ -149,11 +149,8 @@ def test_the_beginning_of_a_head_is_refused_for_the_same_reason_or_not_at_all(na
     "data",
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
-        b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"GET / HTTP/1.1\nhost: h\n\n",
         b"GET / HTTP/1.1\r\nhost: h\n\n",
         b"GET / HTTP/1.1\r\nhost: h\r\r",
-        b"x" * 40,
         b"GET / HTTP/1.1\r\n\x00",
         b"GET / HTTP/1.1\r\nno colon\r\na",
     ],
@@ -185,7 +182,6 @@ def read_chunks(data: bytes, step: int, limit_bytes: int = 1000) -> tuple[bytes,
     [
         b"4\r\nabcd\r\n0\r\n\r\n",
         b"1\r\na\r\n3\r\nbcd\r\n0\r\n\r\n",
-        b'4;a=b;c="d"\r\nabcd\r\n0;x\r\n\r\n',
         b"4;\ta\r\nabcd\r\n0\r\n\r\n",
         b"0004\r\nabcd\r\n000\r\n\r\n",
         b"4\r\nabcd\r\n0\r\na: b\r\nc: d\r\n\r\n",

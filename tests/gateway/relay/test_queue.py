@@ -483,3 +483,13 @@ def test_long_prompts_of_a_client_leave_a_replica_to_others() -> None:
     assert not set(users(relay, "b")) & set("23456789"), "they are left to the first"
     ask(relay, "x", "greedy")
     assert users(relay, "b")[-1] == "x", "short ones may go to the other"
+
+
+def test_a_bound_that_is_lowered_while_more_wait_admits_none() -> None:
+    relay = queued("a", waiting=5)
+    for label in "-123":
+        ask(relay, label)
+    relay.context.queues["m"].bounds = bounded(1, 2, 1 << 20)
+    assert ask(relay, "4")[1].code == "queue_full"
+    drain(relay)
+    assert users(relay) == "-123"

@@ -1,4 +1,4 @@
-"""Requests on trial to a replica that returns from an ejection, and long answers, without sockets."""
+"""Requests on trial to a replica that returns from an ejection, without sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.health import Ejected, Health, Probed, State
 from backends.http.receiver import UpstreamError
 from gateway.http.headers import Header
 from gateway.routing.access import read_head
-from tests.gateway.relay.test_attempts import CHAT, DONE, FIRST, SECOND, Relay, body_of, fail, later
+from tests.gateway.relay.test_attempts import CHAT, FIRST, Relay, body_of, fail, later
 
 RANDOM = {"name": "least_loaded"}
 
@@ -137,29 +137,6 @@ def test_a_replica_on_trial_is_not_what_explain_shows() -> None:
     relay = recovering("a", "b")
     routed = relay.context.router.route(read_head("POST", relay.client, CHAT, CHAT.encode(), []), body_of(1), 0.0)
     assert [backend.name for backend in relay.context.router.candidates(routed)] == ["b"]
-
-
-# Long answers
-
-
-def test_long_answers_of_many_requests_are_no_evidence() -> None:
-    """A stream that goes on for an hour, and one whose first event comes late, as the engine is at work."""
-    relay = Relay("a", "b")
-    relay.backends["a"].engine.metrics = EngineMetrics(running=9)
-    streams = [relay.send(body_of(number)) for number in range(9)]
-    for exchange, _ in streams:
-        exchange.check_silence(later(9.5))
-    for number, (exchange, reply) in enumerate(streams):
-        receiver = relay.begin_stream("a", FIRST, number=number)
-        receiver.on_data(SECOND)
-        exchange.check_silence(later(1.9))
-        assert not reply.ended
-        receiver.on_data(DONE)
-        receiver.on_end()
-    assert relay.backends["a"].health.state is State.UP
-    assert not relay.backends["a"].health.strikes
-    assert relay.count("gateway_requests_total", outcome="ok") == 9
-    assert sent(relay) == {"a": 9, "b": 0}
 
 
 def test_a_failure_counts_once_another_replica_has_begun_to_answer() -> None:

@@ -6,7 +6,6 @@ import ast
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,13 +110,6 @@ async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None
         assert response.json()["error"]["code"] == "policy_failed"
     async with gateway_of(policy=broken("choose")) as running:
         assert (await running.explain())["choice"]["reason"] == "policy_failed"
-
-
-async def test_explain_shows_a_choice_whose_scores_are_recorded(gateway_of: Start, tmp_path: Path) -> None:
-    policy = {"name": "learned", "guardrail": {"share": 0}}  # else one block of time in fifty is `least_loaded`'s
-    async with gateway_of(policy=policy, recorder={"path": str(tmp_path)}) as running:
-        choice = (await running.explain())["choice"]
-        assert choice == {**choice, "policy": "learned", "reason": "least_delay", "propensity": 1.0}
 
 
 async def test_any_other_defect_is_answered_with_500(

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.http.paths import DEFAULT_PATHS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer
+from tests.gateway.relay.test_frontends import Raw
 from tests.support.upstream import END, Wire, answer, delta
 
 KEYS = [
@@ -25,13 +26,10 @@ BODY = json.dumps({"model": MODEL, "messages": []}).encode()
 
 async def raw(running: Running, target: str, method: str = "POST", body: bytes = BODY, extra: str = "") -> bytes:
     """Send a request with a target as it stands on a connection of its own, and return the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
     head = f"{method} {target} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{extra}content-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    async with asyncio.timeout(10):
-        answered = await reader.read()
-    writer.close()
-    return answered
+    async with Raw.to(running) as connection, asyncio.timeout(10):
+        connection.writer.write(head.encode() + body)
+        return await connection.reader.read()
 
 
 def status_of(answered: bytes) -> int:
@@ -219,11 +217,10 @@ async def test_own_paths_take_no_body_before_a_key_was_checked(gateway_of: Start
             ("POST", "/v1/models", 400),
             ("POST", "/admin/drain", 401),
         ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
-            writer.write(f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 30000000\r\n\r\n".encode())
-            async with asyncio.timeout(10):  # the body is never sent
-                assert status_of(await reader.readuntil(b"\r\n\r\n")) == status, path
-            writer.transport.abort()
+            async with Raw.to(running) as connection:  # the body is never sent
+                head = f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 30000000\r\n\r\n"
+                connection.writer.write(head.encode())
+                assert (await connection.answer())[0] == status, path
 
 
 # CORS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -13,7 +12,7 @@ from backends import background
 from gateway.reload.reloader import ReloadError
 from gateway.service import run
 from tests.gateway.conftest import MODEL, start_gateway
-from tests.support.upstream import Wire, well
+from tests.support.upstream import Wire
 from tests.support.waiting import eventually
 
 
@@ -50,21 +49,6 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
             gateway.leaving.append(broken)
         assert (await running.chat()).status_code == 504
         await running.until(lambda: counts.count("tick") >= 3)
-
-
-async def stand_still(wire: Wire) -> None:
-    """Answer after the whole process, so also the gateway, has stood still."""
-    time.sleep(1.5)  # noqa: ASYNC251 -- nothing else may run
-    for _ in range(10):  # turns of the event loop, in which the gateway looks for silent backends
-        await asyncio.sleep(0)
-    await well(wire)
-
-
-@pytest.mark.slow
-async def test_its_own_standstill_is_not_the_silence_of_a_backend() -> None:
-    timeouts = {"connect_s": 5.0, "first_byte_s": 1.0, "idle_s": 1.0}
-    async with start_gateway({"a": "baseline"}, behaviour=stand_still, timeouts=timeouts) as running:
-        assert (await running.chat()).status_code == 200
 
 
 async def test_failures_are_counted_by_kind() -> None:

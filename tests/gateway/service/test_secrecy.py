@@ -27,6 +27,7 @@ from tests.support.upstream import (
     answer_broken_json,
     answer_garbage,
     answer_html,
+    answering,
     delta,
     hang,
     reset_connection,
@@ -56,14 +57,6 @@ def log() -> Iterator[io.StringIO]:
         logger.setLevel(logging.NOTSET)
 
 
-async def failing(wire: Wire) -> None:
-    await wire.json({"error": {"message": "busy", "code": 503}}, 503)
-
-
-async def refusing(wire: Wire) -> None:
-    await wire.json({"error": {"message": "no", "code": 400}}, 400)
-
-
 async def breaking_off(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(delta(PROMPT))
@@ -71,14 +64,8 @@ async def breaking_off(wire: Wire) -> None:
 
 
 FAULTS: list[Behaviour] = [
-    answer_garbage,
-    answer_html,
-    answer_broken_json,
-    reset_connection,
-    failing,
-    refusing,
-    hang,
-    breaking_off,
+    *(answer_garbage, answer_html, answer_broken_json, reset_connection, hang, breaking_off),
+    *(answering({"error": {"message": "no", "code": status}}, status) for status in (400, 503)),
 ]
 
 
