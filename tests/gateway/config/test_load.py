@@ -56,7 +56,7 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
 
 
 class TestValues:
-    def test_every_section(self, tmp_path: Path) -> None:
+    def test_what_is_merged_named_and_digested(self, tmp_path: Path) -> None:
         pool = load(
             tmp_path,
             """
@@ -64,16 +64,11 @@ class TestValues:
             models:
               a/b:1.0:
                 policy: {name: static, backend: head}
-                default_temperature: 0.6
                 backends:
                   head:
                     <<: *shared
                     method: eagle
-                    serve:
-                      command: [.venv-vllm/bin/vllm, serve]
-                      model: some/model
-                      flags: [--max-model-len, 2048]
-                      env: {OMP_NUM_THREADS: 1}
+                    serve: {model: some/model, flags: [--max-model-len, 2048], env: {OMP_NUM_THREADS: 1}}
                     speculative_config: {model: some/head, num_speculative_tokens: 3}
                   sock: {method: baseline, url: "unix:/run/vllm.sock", <<: *shared, weight: 1}
             keys:
@@ -84,13 +79,10 @@ class TestValues:
             KEY="from-outside",
         )
         model = pool.models["a/b:1.0"]
-        head = model.backends["head"]
+        head, sock = model.backends["head"], model.backends["sock"]
         assert head.serve is not None
-        assert head.serve.flags == ["--max-model-len", "2048"]
-        assert head.serve.env == {"OMP_NUM_THREADS": "1"}
-        assert head.weight == 2.5
-        assert model.backends["sock"].weight == 1
-        assert model.backends["sock"].api_key == SecretStr("from-outside")
+        assert (head.serve.flags, head.serve.env) == (["--max-model-len", "2048"], {"OMP_NUM_THREADS": "1"})
+        assert (head.weight, sock.weight, sock.api_key) == (2.5, 1, SecretStr("from-outside"))
         assert model.policy.settings.named_backends() == {("backend",): "head"}
         assert [key.name for key in pool.keys] == ["key-1", "second", "third"]
         assert pool.keys[0].digest == digest("first")

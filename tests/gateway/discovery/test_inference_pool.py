@@ -15,7 +15,6 @@ from gateway.config.pool_file import PoolFile
 from gateway.config.settings import DiscoverSettings
 from gateway.discovery import discovery
 from gateway.discovery.api_server import ApiServer
-from gateway.discovery.discovery import Discovery
 from gateway.discovery.inference_pool import InferencePoolSource, Pod
 from gateway.discovery.source import Replica, SourceError
 from gateway.service.replicas import plan
@@ -194,25 +193,3 @@ def test_a_source_is_another_one_with_another_method_for_pods_without_labels() -
     assert bare.of_unlabelled == {}
     assert bare.where != plain.where
     assert plain.where == DiscoverSettings.model_validate(POOL | {"method": "baseline", "weight": 2}).where
-
-
-async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, began = api_of(tmp_path, inference_pool("3"), PLAIN), asyncio.Event()
-
-    async def fail_when_cancelled(*_: object) -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise SourceError("the API server is away")
-
-    monkeypatch.setattr(InferencePoolSource, "_follow_pods", fail_when_cancelled)
-    async with api:
-        followed = Discovery(lambda: None, lambda *_: None, lambda _: of(api))
-        model = {"policy": {"name": "round_robin"}, "discover": {"fleet": {"inference_pool": {"name": "llama"}}}}
-        starting = asyncio.create_task(followed.start(PoolFile.model_validate({"models": {"m": model}})))
-        await began.wait()
-        (source,) = followed._followed.values()
-        followed.keep(None)
-        await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
-        starting.cancel()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from backends.backend import Backend
-from backends.engine_metrics import EngineMetrics
 from backends.health import Health, HealthRules, State
 from backends.http.address import Address
 from backends.http.client import Call
@@ -631,16 +630,6 @@ def test_a_backend_that_sends_no_first_byte_is_given_up() -> None:
     assert relay.clients["b"].calls == [], "it may be slow: a second run would double the load"
     assert relay.count("gateway_key_tokens_total") == 0, "the gateway is to blame"
     assert relay.in_flight() == [0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(("running", "state"), [(5, State.UP), (0, State.EJECTED)])
-def test_time_outs_are_evidence_without_metrics_that_show_work(running: int, state: State) -> None:
-    relay = Relay("a", "b")
-    relay.backends["a"].engine.metrics = EngineMetrics(running=running)
-    for number in range(9):
-        exchange, _ = relay.send(body_of(number % 3))
-        exchange.check_silence(later(10.5))
-    assert relay.backends["a"].health.state is state
 
 
 def test_after_the_first_byte_the_limit_is_that_of_an_idle_stream() -> None:

@@ -9,7 +9,7 @@ import pytest
 from backends.health import State
 from backends.http.receiver import UpstreamError
 from gateway.dialects.errors import GatewayError
-from tests.gateway.relay.test_attempts import ANSWER, FIRST, TIMEOUTS, Relay, body_of, fail, later
+from tests.gateway.relay.test_attempts import ANSWER, FIRST, TIMEOUTS, Relay, body_of, later
 from tests.support.waiting import eventually
 
 # Deadlines
@@ -94,22 +94,6 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
     retried = len(relay.clients["b"].calls)
     assert 10 + 0.2 * 190 <= retried <= 10 + 0.2 * 200 + 1 + 60, "and one for each second that this takes"
     assert relay.count("gateway_retries_refused_total", model="m") == 200 - retried
-
-
-def spend_budget(relay: Relay) -> None:
-    """Leave nothing of the retry budget, for an hour."""
-    while relay.model.retry_budget.has_one(0.0):
-        relay.model.retry_budget.take()
-    relay.model.retry_budget._at_s = later(3600.0)
-
-
-def test_without_budget_the_first_failure_is_passed_on_as_it_is() -> None:
-    relay = Relay("a", "b")
-    spend_budget(relay)
-    _, reply = relay.send()
-    fail(relay, "a", "500")
-    assert (reply.status, reply.body) == (500, b'{"error": "boom"}')
-    assert relay.clients["b"].calls == []
 
 
 def test_all_requests_of_a_replica_that_dies_are_retried() -> None:

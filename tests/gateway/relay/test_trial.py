@@ -40,15 +40,6 @@ def test_one_request_at_a_time_is_sent_on_trial_whatever_the_policy_would_choose
     assert relay.count("gateway_decisions_total", policy="override", reason="trial") == 1
 
 
-def test_a_served_request_on_trial_ends_it_and_the_client_sees_the_reason() -> None:
-    relay = recovering("a", "b")
-    _, reply = relay.send()
-    relay.answer("a")
-    assert (reply.status, reply.headers["x-gateway-reason"]) == (200, "trial")
-    assert not relay.pool.recovery.is_on_trial(relay.backends["a"])
-    assert relay.in_flight() == [0] * 5
-
-
 @pytest.mark.parametrize("fault", ["broken", "500", "text/html", "stream error"])
 def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: str) -> None:
     relay = recovering("a", "b")

@@ -160,14 +160,3 @@ async def test_slow_steps_are_shown() -> None:
         for _ in range(12):
             detector.observe_speed("b", 1.0, None, time.time())
         assert not detector.reasons
-
-
-async def test_the_policy_is_told_whose_answer_it_learns_from() -> None:
-    keys = [{"name": "team", "key": "sk-team"}]
-    async with start_gateway(policy={"name": "learned", "seed": 0}, keys=keys) as running:
-        seen: list[tuple[str, bool]] = []
-        model = running.gateway.models[MODEL]
-        model.observe = lambda outcome: seen.append((outcome.request.client, outcome.request.restricted))
-        await running.chat(bad_words=["the"], headers={"authorization": "Bearer sk-team"})
-        (client,) = running.gateway.relay.access.keyring.clients
-        await running.until(lambda: seen == [(client.id, True)])
