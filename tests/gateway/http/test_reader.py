@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.reader import BEGINNING, HEAD, NOTHING, WHOLE, RequestReader
+from gateway.http.reader import BEGINNING, HEAD, NOTHING, PART, WHOLE, RequestReader
 from gateway.http.request_head import HeadLimits, RequestError
 
 LIMITS = HeadLimits(target_bytes=100, headers_bytes=1000, headers=10)
@@ -79,3 +79,15 @@ def test_what_is_refused_is_refused_as_soon_as_it_can_be_told(sent: bytes, statu
     assert (refused.value.status, one.is_reading_body) == (status, is_body)
     one.drop()
     assert one.held_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "sent", [POST + b"content-length: 5\r\n\r\nhello", CHUNKED + b"2\r\nhe\r\n3;x=1\r\nllo\r\n0\r\nt: 1\r\n\r\n"]
+)
+def test_bytes_that_come_one_by_one_are_the_same_request(sent: bytes) -> None:
+    one = reader()
+    said = events(one, *[sent[at : at + 1] for at in range(len(sent))])
+    assert said[:2] == [BEGINNING, HEAD]
+    assert said[-1] == WHOLE
+    assert {*said[2:-1]} == {PART}, "the head begins once, and is complete once"
+    assert (one.body, one.held_bytes(), one.is_reading_body) == (b"hello", 0, False)

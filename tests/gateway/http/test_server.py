@@ -287,6 +287,17 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         assert answer.endswith(b"GET /late ")
 
 
+async def test_a_request_in_flight_is_the_last_of_its_connection_at_a_server_that_stops() -> None:
+    service = Streaming()
+    async with serving(service, LIMITS) as served:
+        reader = await begun(served)
+        for connection in list(served.http.connections):
+            connection.shutdown()
+        service.handled[0].end()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.connection._BEGIN_S", 0.0)
     async with serving(Echo(), LIMITS) as served:

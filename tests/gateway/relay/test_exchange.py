@@ -79,8 +79,6 @@ async def test_a_slow_client_pauses_the_backend(gateway_of: Start) -> None:
         assert size > 2000 * 16_000
 
 
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_requests_for_a_stored_response_go_to_its_backend(gateway_of: Start, stream: bool) -> None:
     async def respond(wire: Wire) -> None:

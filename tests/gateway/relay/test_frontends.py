@@ -139,6 +139,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a huge chunk": (request(CHUNKED, b"ffffffffffffffff\r\n{}"), 413),
     "a chunk without its end": (request(CHUNKED, b"2\r\n{}0\r\n\r\n"), 400),
     "too many empty lines": (b"\r\n" * 5 + NEXT, 400),
+    "a large header": (request(b"a: " + b"x" * 70_000 + b"\r\n"), 431),
     "a content length with zeros above the limit": (request(length(b"001000000000"), b"{}"), 413),
 }
 """Some of each stage that refuses: `tests/gateway/http/test_request_head.py` has the whole grammar."""
