@@ -558,10 +558,8 @@ def test_an_invalid_answer_is_not_passed_on(headers: list[Header], data: bytes) 
 
 LAST_EVENTS = {
     CHAT: DONE,
-    "/v1/completions": DONE,
     "/v1/messages": b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}\n\n'
     b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
-    "/v1/responses": b'event: response.completed\ndata: {"type": "response.completed", "response": {}}\n\n',
 }
 
 

@@ -23,8 +23,7 @@ from tests.gateway.relay.test_attempts import (
     body_of,
 )
 
-COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
-RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
 END = b"data: [DONE]\n\n"
 
 
@@ -35,9 +34,6 @@ def event(document: object) -> bytes:
 ABORTED = event({"choices": [{**CHOICE, "finish_reason": "abort"}], "usage": USAGE})
 HALF = {
     CHAT: {"choices": [{**CHOICE, "finish_reason": "abort"}], "usage": USAGE},
-    COMPLETIONS: {"choices": [CHOICE, {**CHOICE, "finish_reason": "error"}], "usage": USAGE},
-    MESSAGES: {"content": [], "stop_reason": None, "usage": USAGE},
-    RESPONSES: {"output": [], "status": "failed", "usage": USAGE},
     EMBEDDINGS: {"data": [{}], "usage": USAGE},
 }
 
