@@ -242,15 +242,6 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
     assert relay.in_flight() == [0, 0, 0, 0]
 
 
-def test_without_a_backend_that_is_up_the_answer_is_503() -> None:
-    relay = Relay("a", "b")
-    for backend in relay.backends.values():
-        backend.health = Health(State.DOWN)
-    _, reply = relay.send()
-    assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "no_backend", "2")
-    assert relay.in_flight() == [0, 0, 0, 0, 0]
-
-
 def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
     relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
     fields = ('"min_p": 0.1', '"logit_bias": {"1": 5}')

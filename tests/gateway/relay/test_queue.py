@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.backend import Backend
-from backends.health import Ejected, Probed, Unreachable
+from backends.health import Probed, Unreachable
 from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
 from gateway.config.pool_file import PoolFile
@@ -119,22 +119,6 @@ def test_a_full_queue_gives_up_its_last_request_for_one_of_higher_priority() -> 
     drain(relay)
     assert users(relay) == "-341"
     assert relay.context.queues["m"].refused == {"full": 1, "evicted": 1, "timeout": 0, "deadline": 0}
-
-
-def test_the_queue_is_bounded_in_bytes() -> None:
-    relay = queued("a", size=1000)
-    ask(relay, "-")
-    text = "x" * 300
-    for label in "12":
-        ask(relay, label, "batch", text=text)
-    _, refused = ask(relay, "3", "batch", text=text)
-    assert refused.status == 503
-    ask(relay, "4", text="x" * 600)  # takes the room of both
-    assert waiting(relay) == 1
-    _, too_large = ask(relay, "5", text="x" * 1000)
-    assert (too_large.status, waiting(relay)) == (503, 1), "nobody gives way for what cannot fit"
-    drain(relay)
-    assert users(relay) == "-4"
 
 
 async def test_a_deadline_ends_a_wait() -> None:
@@ -263,15 +247,6 @@ def test_a_retry_prefers_a_backend_with_room_and_frees_the_place_at_the_first() 
     fail(relay, name, "broken")  # all are full: it goes beyond the bound of one, and the next takes its place
     assert len(users(relay, other) + users(relay, empty)) == 3
     assert users(relay, name) == "134"
-
-
-def test_a_replica_on_trial_that_is_full_keeps_no_request_from_others() -> None:
-    relay = queued("a", "b", bound=1)
-    relay.pool.report(relay.backends["a"], Ejected(1e-9, "broke its answers"))
-    relay.pool.report(relay.backends["a"], Probed())
-    relay.backends["a"].in_flight = 1  # from before
-    ask(relay, "1")
-    assert users(relay, "b") == "1"
 
 
 def test_what_is_passed_through_waits_only_if_it_makes_an_engine_work() -> None:
