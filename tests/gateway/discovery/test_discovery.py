@@ -140,6 +140,27 @@ async def test_a_source_that_looks_elsewhere_takes_no_replica_away_before_it_has
     assert following.discovery.found(moved) == {("m", "fleet"): (TWO,)}
 
 
+async def test_a_source_that_fails_while_it_is_ended_is_ended(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    async def fail_when_cancelled(_: Report) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SourceError("the API server is away")
+
+    monkeypatch.setattr(following.source, "follow", fail_when_cancelled)
+    starting = asyncio.create_task(following.discovery.start(settings_of(fleet={})))
+    await began.wait()
+    (source,) = following.discovery._followed.values()
+    following.discovery.keep(None)
+    await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
+    starting.cancel()
+
+
 def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -> None:
     settings = settings_of(one={}, two={"dns": "y:80"})
     listed = PoolFile.model_validate({"models": {"n": {"backends": {"b": {"method": "baseline", "url": TWO.url}}}}})
