@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -88,16 +87,6 @@ def test_check_prints_the_pool(small: Path) -> None:
     assert run.stdout.splitlines()[-1] == "Compared with the metrics of 0 of 2 engines."
 
 
-def test_the_default_pool_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = gateway("check")
-    assert (run.exit_code, run.stderr) == (
-        2,
-        "config/pool.yaml:1:1: cannot read it: No such file or directory; "
-        "set the file with --config, or write one with `gateway init`\n",
-    )
-
-
 @pytest.mark.parametrize(
     "arguments", [("--port", "70000"), ("--workers", "0"), ("--port", "x"), ("--prot", "1"), ("chek",)]
 )
@@ -135,20 +124,6 @@ def test_commands_import_no_more_than_they_need(imported: str, heavy: set[str]) 
     code = f"import sys, gateway.cli.app, {imported}; print(*({heavy} & {{*sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.split() == []
-
-
-def test_commands_print_by_the_one_function_that_cleans_what_others_say() -> None:
-    """The others print what they have made themselves."""
-    printing = {
-        str(path.relative_to(ROOT)): count
-        for path in (ROOT / "gateway").rglob("*.py")
-        if (count := len(re.findall(r"typer\.echo\(|(?<![\w.])print\(", path.read_text().replace(">>> print(", ""))))
-    }
-    assert printing == {
-        "gateway/cli/output.py": 1,
-        "gateway/rooms/dashboard/command.py": 1,
-        "gateway/service/run.py": 4,
-    }
 
 
 @pytest.mark.slow

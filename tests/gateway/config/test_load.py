@@ -56,48 +56,33 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
 
 
 class TestValues:
-    def test_every_section(self, tmp_path: Path) -> None:
+    def test_what_is_merged_named_and_digested(self, tmp_path: Path) -> None:
         pool = load(
             tmp_path,
             """
-            server: {host: "::1", port: 0, workers: 3, drain_s: 5, max_body_mib: 1.5, max_in_flight: 10}
-            timeouts: {connect_s: 1, first_byte_s: 2, idle_s: 3}
-            health: {interval_s: 1, timeout_s: 0.5, eject_s: 4, eject_max_s: 8}
             x-shared: &shared {api_key: "${KEY}", weight: 2.5}
             models:
               a/b:1.0:
-                aliases: [c, d]
                 policy: {name: static, backend: head}
-                default_temperature: 0.6
                 backends:
                   head:
                     <<: *shared
                     method: eagle
-                    serve:
-                      command: [.venv-vllm/bin/vllm, serve]
-                      model: some/model
-                      flags: [--max-model-len, 2048, --enforce-eager]
-                      env: {OMP_NUM_THREADS: 1}
-                      startup_timeout_s: 60
+                    serve: {model: some/model, flags: [--max-model-len, 2048], env: {OMP_NUM_THREADS: 1}}
                     speculative_config: {model: some/head, num_speculative_tokens: 3}
-                  tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100, seed: 3, time_scale: 0.1}}
                   sock: {method: baseline, url: "unix:/run/vllm.sock", <<: *shared, weight: 1}
             keys:
               - first
               - {name: second, key: "${KEY}", models: [a/b:1.0], may_override: true, max_in_flight: 2}
               - {name: third, sha256: 9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08}
-            admin: {key: boss}
             """,
             KEY="from-outside",
         )
         model = pool.models["a/b:1.0"]
-        head = model.backends["head"]
+        head, sock = model.backends["head"], model.backends["sock"]
         assert head.serve is not None
-        assert head.serve.flags == ["--max-model-len", "2048", "--enforce-eager"]
-        assert head.serve.env == {"OMP_NUM_THREADS": "1"}
-        assert head.weight == 2.5
-        assert model.backends["sock"].weight == 1
-        assert model.backends["sock"].api_key == SecretStr("from-outside")
+        assert (head.serve.flags, head.serve.env) == (["--max-model-len", "2048"], {"OMP_NUM_THREADS": "1"})
+        assert (head.weight, sock.weight, sock.api_key) == (2.5, 1, SecretStr("from-outside"))
         assert model.policy.settings.named_backends() == {("backend",): "head"}
         assert [key.name for key in pool.keys] == ["key-1", "second", "third"]
         assert pool.keys[0].digest == digest("first")
@@ -123,12 +108,9 @@ class TestValues:
         ("url", "canonical"),
         [
             ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
-            ("HTTP://Host/", "http://host"),
             ("http://host:80", "http://host"),
             ("https://host:443", "https://host"),
-            ("https://host:80", "https://host:80"),
             ("http://[FD00::1]:8000", "http://[fd00::1]:8000"),
-            ("unix:/run/a.sock", "unix:/run/a.sock"),
             ("unix:///run/a.sock", "unix:/run/a.sock"),
         ],
     )
@@ -149,19 +131,16 @@ class TestVariables:
         assert (pool.server.port, pool.server.host) == (9000, "0.0.0.0")
         assert pool.admin.digest == digest("a${b}$c")
 
-    def test_numbers_and_booleans(self, tmp_path: Path) -> None:
-        text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}'}\n"
-        text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\n"
-        pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true")
+    def test_what_they_hold_is_of_the_type_that_is_wanted(self, tmp_path: Path) -> None:
+        text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}', port: '${PORT:-9000}'}\n"
+        text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\nadmin: {key: '${KEY}'}\n"
+        pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true", KEY="0123", PORT="")
         assert (pool.server.max_in_flight, pool.server.drain_s, pool.keys[0].may_override) == (7, 0.5, True)
+        assert (pool.server.port, pool.admin.digest) == (9000, digest("0123"))
 
-    def test_an_empty_variable_takes_its_default_or_is_null(self, tmp_path: Path) -> None:
-        text = SMALL + "server:\n  port: ${PORT:-9000}\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n"
-        pool = load(tmp_path, text, PORT="", KEY="")
-        assert (pool.server.port, pool.server.max_in_flight, pool.admin.digest) == (9000, None, None)
-
-    def test_a_key_that_looks_like_a_number_is_text(self, tmp_path: Path) -> None:
-        assert load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="0123").admin.digest == digest("0123")
+    def test_an_empty_variable_is_null(self, tmp_path: Path) -> None:
+        pool = load(tmp_path, SMALL + "server:\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n", KEY="")
+        assert (pool.server.max_in_flight, pool.admin.digest) == (None, None)
 
     def test_unset_variables_and_malformed_references(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
@@ -194,13 +173,11 @@ class TestPlainMeaning:
         [
             ("    policy: {name: learned}\n", ""),
             ("{name: learned}", "learned"),
-            ("{name: learned}", ""),
             ("{method: baseline, url: ", "{method: none, url: "),
             ("{method: baseline, url: ", "{url: "),
             ('{method: baseline, url: "http://10.0.0.1:8000"}', "http://10.0.0.1:8000"),
-            *(("{method: eagle3, url", f"{{method: {word}, url") for word in ("EAGLE3", "Eagle-3", "eagle_3")),
+            *(("{method: eagle3, url", f"{{method: {word}, url") for word in ("Eagle-3", "eagle_3")),
             ("{method: eagle3, url", "{url"),
-            ("{method: eagle3, num", "{method: EAGLE3, num"),
             ("{method: eagle3, num_speculative_tokens: 3}", '\'{"method": "eagle3", "num_speculative_tokens": 3}\''),
             (MEANT[MEANT.index("      10.0.0.1") :], f"      - http://10.0.0.1:8000\n      - {HEAD}\n"),
         ],
@@ -218,11 +195,6 @@ class TestPlainMeaning:
                 "expected http://host:port, https://host:port or unix:/path/to.sock",
             ),
             (
-                "[http://a, http://a]",
-                "2:45: models.m.backends.a-2.url: already the address of m's a; list a replica once; "
-                "use aliases for further model names",
-            ),
-            (
                 "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",
                 "2:24: models.m.backends: each of a list is a URL or a mapping, with a `name` that no other has",
             ),
@@ -234,10 +206,6 @@ class TestPlainMeaning:
                 "{a: {url: 'http://a', speculative_config: '{\"method\"'}}",
                 "2:76: models.m.backends.a.speculative_config: expected a mapping of `key: value`; "
                 "as text it must be JSON alone: double quotes, no flag before it",
-            ),
-            (
-                "{a: {url: 'http://a', speculative_config: {num_speculative_tokens: 5}}}",
-                "2:35: models.m.backends.a.method: missing",
             ),
             (
                 "{a: {url: 'http://a', method: [ngram]}}",
@@ -357,17 +325,14 @@ class TestErrors:
         ("text", "expected"),
         [
             ("", "1:1: empty; `gateway init` writes an example"),
-            ("# nothing\n", "1:1: empty; `gateway init` writes an example"),
             ("- a\n- b\n", "1:1: expected a mapping of `key: value`"),
             ("models: {}\n", "1:1: models: needs at least 1, has 0"),
-            ("server: {}\n", "1:1: models: missing"),
             ("models:\n", "1:8: models: expected a mapping of `key: value`"),
             ("models: [\n", "2:1: not YAML: expected the node content, but found '<stream end>'"),
             (
                 "models:\n\tllama: 1\n",
                 "2:1: not YAML: found character '\\t' that cannot start any token; indent with spaces, not tabs",
             ),
-            ("a: 1\n---\nb: 2\n", "2:1: not YAML: but found another document"),
             ("a: *nowhere\n", "1:4: not YAML: an alias (*name) without an earlier anchor (&name)"),
             ("a: &a [*a]\n", "1:4: not YAML: an alias inside its own anchor"),
             ("? {a: b}\n: c\n", "1:3: a key must be a plain word; quote `${...}` inside braces"),
@@ -384,24 +349,13 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         "value",
-        [
-            "!!python/object/apply:os.system ['touch x']",
-            "!secret abc",
-            "!!binary '&'",
-            "!!set {a}",
-            "!!bool perhaps",
-            "!!int ''",
-            "!!float x",
-        ],
+        ["!!python/object/apply:os.system ['touch x']", "!secret abc", "!!binary '&'", "!!bool perhaps", "!!int ''"],
     )
     def test_unknown_and_malformed_tags_are_refused(self, tmp_path: Path, value: str) -> None:
         lines = problems(tmp_path, SMALL + f"admin:\n  key: {value}\n")
         assert len(lines) == 1
         assert re.match(r"11:8: admin.key: (unknown tag \(!\.\.\.\); remove it|looks like a number)", lines[0])
         assert list(tmp_path.iterdir()) == [tmp_path / "pool.yaml"]
-
-    def test_a_date_is_text(self, tmp_path: Path) -> None:
-        assert load(tmp_path, SMALL + "admin:\n  key: 2024-13-45\n").admin.digest == digest("2024-13-45")
 
     def test_an_unquoted_variable_in_braces_gets_a_hint(self, tmp_path: Path) -> None:
         lines = problems(tmp_path, SMALL + "admin: {key: ${KEY}}\n", KEY="k")
@@ -431,34 +385,19 @@ class TestErrors:
         [
             ("paths: [v1/x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
             ('paths: ["/v1/*/x"]', "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
-            ("paths: [/v1/../x]", "paths[0]: expected a path, such as /v1/score, or its beginning with a * after it"),
             ('paths: ["/admin*"]', "paths[0]: the gateway answers this path itself"),
             ("cors: {origins: []}", "cors.origins: "),
-            ("cors: {}", "cors.origins: "),
             ('cors: {origins: ["https://a/x"]}', "cors.origins[0]: expected an origin without a path"),
             ('cors: {origins: ["*", "https://a"]}', "cors.origins: has * beside others; keep one or the other"),
-            ('cors: {origins: ["*"], credentials: true}', "cors.credentials: unknown key"),
             ("admin: {key: k, sha256: " + 64 * "a" + "}", "admin.sha256: set together with key; keep one of the two"),
             ("admin: {metrics: true}", "admin.metrics: needs admin.listen"),
-            ("admin: {listen: 9090}", "admin.listen: "),
             ("admin: {listen: '::1:9090'}", "admin.listen: expected host:port"),
             ("keys: [{name: anonymous, key: k}]", "keys[0].name: the gateway uses this name itself; choose another"),
-            ("keys: [{name: a, key: k, admin: all}]", "keys[0].admin: "),
         ],
     )
     def test_paths_origins_and_scopes(self, tmp_path: Path, section: str, wrong: str) -> None:
         (line,) = problems(tmp_path, SMALL + section)
         assert wrong in line
-
-    def test_the_slo_of_a_key_is_positive_and_not_empty(self, tmp_path: Path) -> None:
-        text = SMALL + "keys:\n- {name: a, key: k, slo: {ttft_ms: 0, tpot_ms: soon}}\n- {name: b, key: l, slo: {}}\n"
-        text += "- {name: c, key: m, slo: {ttft_s: 1}}\n"
-        assert problems(tmp_path, text) == [
-            "11:36: keys[0].slo: must be greater than 0",
-            "11:48: keys[0].slo: expected a number",
-            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; set one of them, or remove it",
-            "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
-        ]
 
     def test_merging_a_list_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
@@ -497,23 +436,15 @@ class TestSecrets:
         [
             "keys: [SECRET, SECRET]",
             "keys: {SECRET: team}",
-            "keys: {team: SECRET}",
-            "keys: SECRET",
             "keys: [{name: a, key: SECRET, sha256: SECRET}]",
-            "keys: [{name: a, sha256: SECRET}]",
             "keys: [{name: a, key: [SECRET]}]",
-            "keys: [{SECRET: a}]",
             "keys: [{SECRET: a, SECRET: b}]",
             "keys: [{name: {SECRET: '${UNSET}'}}]",
-            "keys: [[SECRET]]",
-            "admin: SECRET",
             "admin: {SECRET: x}",
-            "admin: {key: {SECRET: x}}",
             "admin: {key: *SECRET}",
             "admin: {key: !SECRET x}",
             "server: {port: '${SECRET_VARIABLE}'}",
             "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://u:SECRET@host'}}}}",
-            "models: {m: {policy: {name: random}, backends: {a: {method: baseline, url: 'http://SECRET:x'}}}}",
             "models: {m: {policy: {name: random}, backends: {a: {method: ngram, url: 'http://a', api_key: [SECRET]}}}}",
         ],
     )
@@ -561,13 +492,8 @@ class TestSchema:
     def test_it_refuses(self) -> None:
         small = yaml.safe_load(SMALL)
         assert validator().is_valid(small)
-        for policy, backend in (
-            ("nothing", {"method": "suffix", "url": "u"}),
-            ("random", {"method": "sufix", "url": "u"}),
-            ("random", {"method": "suffix"}),
-        ):
-            models = {"m": {"policy": {"name": policy}, "backends": {"a": backend}}}
-            assert not validator().is_valid({"models": models}), models
+        models = {"m": {"policy": {"name": "nothing"}, "backends": {"a": {"method": "suffix", "url": "u"}}}}
+        assert not validator().is_valid({"models": models})
         for change in ({"sever": {}}, {"server": {"port": 70000}}, {"keys": [5]}, {"models": {}}):
             assert not validator().is_valid({**small, **change}), change
 

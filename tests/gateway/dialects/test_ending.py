@@ -201,12 +201,3 @@ def test_the_end_does_not_depend_on_how_the_stream_is_read(ending: list[bytes], 
     whole = b"".join([chunk(), chunk(), *ending])
     _, expected = fed(CHAT, [whole])
     assert fed(CHAT, [whole[at : at + size] for at in range(0, len(whole), size)])[1] == expected
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{"type": ["message_stop"]}, {"choices": [{"index": [], "finish_reason": {}}]}, {"response": 7}, {"error": [[]]}],
-)
-@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES, RESPONSES])
-def test_nonsense_is_read_without_harm(endpoint: Endpoint, value: object) -> None:
-    fed(endpoint, [event(value), event({**value, "type": "response.completed"})])  # type: ignore[dict-item]

@@ -51,8 +51,6 @@ def test_a_file_is_no_text_and_a_text_in_a_file_is_no_field() -> None:
     ("head", "model"),
     [
         (b'form-data; filename=" name=model"; name="file"', "first"),
-        (b'form-data; filename="name=file"; name="model"', "first"),
-        (b'form-data; name="file"; x="name=model"', "first"),
         (b'form-data; name="file"; x="\\"; name=model"', "first"),
         (b'form-data; name="file"; NAME = model', "wanted"),
         (b"form-data; name*=utf-8''file; name=model", "wanted"),
@@ -73,7 +71,6 @@ DISPOSITION = b"content-disposition: form-data; name="
     "body",
     [
         b"--x",
-        b"--x\r\n",
         b"--x\r\nname=a\r\n\r\n1\r\n--x--",
         b"\r\n--x\r\n" + DISPOSITION + b"a\r\n\r\n1\r\n--x--",
         b"--x\r\n" + DISPOSITION + b"a\r\n" + DISPOSITION + b"b\r\n\r\n1\r\n--x--",

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.dialects.usage import Usage, read_usage
 
@@ -43,18 +39,3 @@ def test_usage_of_a_chat_answer() -> None:
 def test_tokens_per_step(output: int, accepted: int | None, drafting: int, expected: float | None) -> None:
     usage = Usage(output_tokens=output, accepted_tokens=accepted, drafting_steps=drafting)
     assert usage.tokens_per_step == expected
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.mark.slow
-@given(usage=json_values, metrics=json_values, details=json_values)
-def test_any_json_is_read_without_an_error(usage: Any, metrics: Any, details: Any) -> None:
-    read_usage(usage)
-    read_usage({"usage": usage, "metrics": metrics})
-    read_usage({"usage": {"prompt_tokens_details": details}, "metrics": {"speculative_decoding": metrics}})

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends import background
 from gateway.config.pool_file import PoolFile
 from gateway.config.settings import DiscoverSettings, PoolSettings
 from gateway.discovery import discovery
@@ -103,25 +100,6 @@ async def test_what_was_found_last_is_kept_when_a_source_says_nothing(
     assert (outcomes.count("found"), outcomes.count("nothing"), outcomes.count("failed")) == (2, 6, 6)
 
 
-@pytest.mark.slow
-async def test_a_source_is_followed_on_after_what_nobody_expects(
-    following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
-    failures = iter([OSError("it cannot be counted")])
-
-    def count(*answer: Any) -> None:
-        following.answers.append(answer)
-        if answer[2] == "failed" and (error := next(failures, None)) is not None:
-            raise error
-
-    following.discovery._on_answer = count
-    await following.discovery.start(settings_of(x={}))
-    await following.step(SourceError("gone"))
-    await following.step([ONE])
-    assert following.discovery.found(settings_of(x={})) == {("m", "x"): (ONE,)}
-
-
 async def test_the_number_of_replicas_is_bounded(following: Following) -> None:
     many = [replica_at(f"10.0.{number // 250}.{number % 250}", 8000) for number in range(MOST_REPLICAS + 5)]
     following.source.steps.put_nowait(many)
@@ -131,13 +109,9 @@ async def test_the_number_of_replicas_is_bounded(following: Following) -> None:
 
 @pytest.mark.slow
 async def test_a_source_is_followed_on_unless_it_looks_elsewhere(following: Following, tmp_path: Path) -> None:
-    first, heavier, moved = (
-        settings_of(fleet={}),
-        settings_of(fleet={"weight": 2.0}),
-        settings_of(fleet={"dns": "y:80"}),
-    )
+    heavier, moved = (settings_of(fleet=fleet) for fleet in ({"weight": 2.0}, {"dns": "y:80"}))
     following.source.steps.put_nowait([ONE])
-    await following.discovery.start(first)
+    await following.discovery.start(settings_of(fleet={}))
     await following.discovery.start(heavier)
     following.discovery.keep(heavier)
     assert len(following.made) == 1
@@ -166,11 +140,30 @@ async def test_a_source_that_looks_elsewhere_takes_no_replica_away_before_it_has
     assert following.discovery.found(moved) == {("m", "fleet"): (TWO,)}
 
 
+async def test_a_source_that_fails_while_it_is_ended_is_ended(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    async def fail_when_cancelled(_: Report) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SourceError("the API server is away")
+
+    monkeypatch.setattr(following.source, "follow", fail_when_cancelled)
+    starting = asyncio.create_task(following.discovery.start(settings_of(fleet={})))
+    await began.wait()
+    (source,) = following.discovery._followed.values()
+    following.discovery.keep(None)
+    await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
+    starting.cancel()
+
+
 def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -> None:
     settings = settings_of(one={}, two={"dns": "y:80"})
-    listed = PoolFile.model_validate(
-        {"models": {"n": {"policy": {"name": "random"}, "backends": {"b": {"method": "baseline", "url": TWO.url}}}}}
-    )
+    listed = PoolFile.model_validate({"models": {"n": {"backends": {"b": {"method": "baseline", "url": TWO.url}}}}})
     settings = settings.model_copy(update={"models": {**settings.models, **listed.models}})
     planned = plan(settings, tmp_path, None, {("m", "one"): [ONE, TWO], ("m", "two"): [ONE]})
     assert [(each.model, each.name) for each in planned.backends] == [("m", "one/10.0.0.1:8000"), ("n", "b")]
@@ -249,12 +242,8 @@ def test_replicas_of_a_gateway_come_and_go_with_their_records(
         until(lambda: served_by(command) == {"from b"})
         server.fails = True
         until(lambda: "replicas found before are kept" in command.printed())
-        command.process.send_signal(signal.SIGHUP)
-        until(lambda: "nothing has changed" in command.printed())
-        assert served_by(command) == {"from b"}
         until(lambda: 'gateway_discovered_backends{model="m",source="fleet"} 1.0' in command.get("/metrics").text)
         page = command.get("/metrics").text
         assert 'gateway_discoveries_total{model="m",outcome="failed",source="fleet"}' in page
         assert f"fleet/127.0.0.1:{ports['a']}" not in page
-        with contextlib.suppress(ProcessLookupError):
-            assert command.end() == 0
+        assert served_by(command) == {"from b"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,11 @@ from gateway.config.pool_file import PoolFile
 from gateway.config.settings import DiscoverSettings
 from gateway.discovery import discovery
 from gateway.discovery.api_server import ApiServer
-from gateway.discovery.discovery import Discovery
-from gateway.discovery.inference_pool import InferencePoolSource
+from gateway.discovery.inference_pool import InferencePoolSource, Pod
 from gateway.discovery.source import Replica, SourceError
 from gateway.service.replicas import plan
 from tests.gateway.discovery.followed import following
-from tests.support.kubernetes_api import (
-    PODS,
-    POOLS,
-    KubernetesApi,
-    Script,
-    event,
-    inference_pool,
-    listed,
-    pod,
-)
+from tests.support.kubernetes_api import PODS, POOLS, KubernetesApi, Script, event, inference_pool, listed, pod
 from tests.support.waiting import eventually, stays
 
 PLAIN = pod("plain-0", "10.0.0.1", {"method": "baseline"})
@@ -136,55 +125,37 @@ async def test_what_is_missing_is_told(
             await asyncio.wait_for(it.task, 20)
 
 
-async def test_replicas_stay_while_the_pool_or_the_api_server_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What a source of the settings gives: replicas of several methods, with what is common to all."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(discovery, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(discovery, "_LONGEST_PAUSE_S", 0.05)
-    api = api_of(tmp_path, inference_pool("3"), PLAIN, HEAD, BARE)
-    source = {
-        "inference_pool": {"name": "llama"},
-        "method": "ngram",
-        "speculative_config": {"num_speculative_tokens": 5},
-        "api_key": "k",
-        "weight": 3,
+def test_a_pod_without_labels_is_as_its_source_says_and_others_as_their_labels(tmp_path: Path) -> None:
+    own = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5}, "api_key": "k", "weight": 3}
+    own |= {"draft_depth": True}
+    source = {"inference_pool": {"name": "llama"}} | own
+    settings = PoolFile.model_validate({"models": {"m": {"discover": {"fleet": source}}}})
+    default, found = settings.models["m"].discover["fleet"].of_unlabelled, []
+    for each in (PLAIN, HEAD, BARE):
+        kept = Pod.of(each, default)
+        assert kept is not None
+        found.append(Replica(each["metadata"]["name"], f"http://{kept.address}", kept.own))
+    planned = plan(settings, tmp_path, None, {("m", "fleet"): found}).backends
+    assert {each.api_key for each in planned} == {"k"}
+    said = {
+        each.name: (each.method.value, each.num_speculative_tokens, each.weight, each.draft_depth) for each in planned
     }
-    model = {"policy": {"name": "round_robin"}, "discover": {"fleet": source}}
-    settings = PoolFile.model_validate({"models": {"m": model}})
-
-    def made(found: DiscoverSettings) -> InferencePoolSource:
-        return InferencePoolSource("llama", None, found.of_unlabelled, ApiServer(api.url, api.account))
-
-    followed = Discovery(lambda: None, lambda *_: None, made)
-
-    def planned() -> dict[str, tuple[str, int, float]]:
-        backends = plan(settings, tmp_path, None, followed.found(settings)).backends
-        assert {backend.api_key for backend in backends} <= {"k"}
-        return {each.name: (each.method.value, each.num_speculative_tokens, each.weight) for each in backends}
-
-    everyone = {
-        "fleet/bare-0": ("ngram", 5, 3.0),
-        "fleet/head-0": ("eagle3", 3, 2.0),
-        "fleet/plain-0": ("baseline", 0, 3.0),
+    assert said == {
+        "fleet/bare-0": ("ngram", 5, 3.0, True),
+        "fleet/head-0": ("eagle3", 3, 2.0, True),
+        "fleet/plain-0": ("baseline", 0, 3.0, False),
     }
-    try:
-        async with api:
-            await followed.start(settings)
-            assert planned() == everyone
-            api.scripts[POOLS].lists = [listed("8"), listed("8"), listed("9", inference_pool("9"))]
-            api.scripts[POOLS].send(event("DELETED", inference_pool("7")))
-            await eventually(lambda: "there is no InferencePool llama in the namespace inference; the 3" in caplog.text)
-            assert planned() == everyone
-            await eventually(lambda: "answers again" in caplog.text)
-        await eventually(lambda: "Error" in caplog.text)
-        assert planned() == everyone
-        api.scripts[PODS].lists = [listed("20", PLAIN)]
-        async with api:
-            await eventually(lambda: planned() == {"fleet/plain-0": everyone["fleet/plain-0"]})
-    finally:
-        followed.keep(None)
+
+
+async def test_a_pool_that_is_gone_is_no_answer(tmp_path: Path) -> None:
+    api = api_of(tmp_path, inference_pool("3"), PLAIN)
+    async with api, following(of(api)) as it:
+        await it.until("plain-0")
+        api.scripts[POOLS].lists = [listed("8")]
+        api.scripts[POOLS].send(event("DELETED", inference_pool("7")))
+        with pytest.raises(SourceError, match="there is no InferencePool llama in the namespace inference"):
+            await asyncio.wait_for(it.task, 20)
+        assert len(it.reports) == 1
 
 
 POOL = {"inference_pool": {"name": "llama"}}
@@ -194,7 +165,6 @@ POOL = {"inference_pool": {"name": "llama"}}
     ("source", "issue"),
     [
         ({"dns": "vllm.example:8000"}, (("method",), "missing")),
-        (POOL | {"speculative_config": {"num_speculative_tokens": 3}}, (("method",), "missing")),
         (POOL | {"method": "eagle3"}, (("speculative_config", "num_speculative_tokens"), "required by eagle3")),
         (POOL | {"dns": "vllm.example:8000", "method": "baseline"}, (("inference_pool",), "set together with dns")),
         ({"method": "baseline"}, ((), "has none of dns, srv, kubernetes and inference_pool")),
@@ -223,39 +193,3 @@ def test_a_source_is_another_one_with_another_method_for_pods_without_labels() -
     assert bare.of_unlabelled == {}
     assert bare.where != plain.where
     assert plain.where == DiscoverSettings.model_validate(POOL | {"method": "baseline", "weight": 2}).where
-
-
-async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, began = api_of(tmp_path, inference_pool("3"), PLAIN), asyncio.Event()
-
-    async def fail_when_cancelled(*_: object) -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise SourceError("the API server is away")
-
-    monkeypatch.setattr(InferencePoolSource, "_follow_pods", fail_when_cancelled)
-    async with api:
-        followed = Discovery(lambda: None, lambda *_: None, lambda _: of(api))
-        model = {"policy": {"name": "round_robin"}, "discover": {"fleet": {"inference_pool": {"name": "llama"}}}}
-        starting = asyncio.create_task(followed.start(PoolFile.model_validate({"models": {"m": model}})))
-        await began.wait()
-        (source,) = followed._followed.values()
-        followed.keep(None)
-        await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
-        starting.cancel()
-
-
-async def test_a_replica_is_meant_for_the_contexts_that_llm_d_labels_its_pod_with(tmp_path: Path) -> None:
-    labelled = pod("long-0", "10.0.0.4", {"method": "baseline"})
-    labelled["metadata"]["labels"]["llm-d.ai/context-length-range"] = "4096-32768"
-    async with api_of(tmp_path, inference_pool("3"), PLAIN, labelled) as api, following(of(api)) as it:
-        found = (await it.until("plain-0", "long-0")).values()
-    model = {"policy": {"name": "round_robin"}, "discover": {"fleet": POOL}}
-    settings = PoolFile.model_validate({"models": {"m": model}})
-    replicas = plan(settings, tmp_path, found={("m", "fleet"): [*found]}).backends
-    assert {each.name: each.context_range for each in replicas} == {
-        "fleet/long-0": (4096, 32_768),
-        "fleet/plain-0": None,
-    }

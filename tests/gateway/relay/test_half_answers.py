@@ -23,8 +23,7 @@ from tests.gateway.relay.test_attempts import (
     body_of,
 )
 
-COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
-RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
 END = b"data: [DONE]\n\n"
 
 
@@ -35,9 +34,6 @@ def event(document: object) -> bytes:
 ABORTED = event({"choices": [{**CHOICE, "finish_reason": "abort"}], "usage": USAGE})
 HALF = {
     CHAT: {"choices": [{**CHOICE, "finish_reason": "abort"}], "usage": USAGE},
-    COMPLETIONS: {"choices": [CHOICE, {**CHOICE, "finish_reason": "error"}], "usage": USAGE},
-    MESSAGES: {"content": [], "stop_reason": None, "usage": USAGE},
-    RESPONSES: {"output": [], "status": "failed", "usage": USAGE},
     EMBEDDINGS: {"data": [{}], "usage": USAGE},
 }
 
@@ -64,16 +60,6 @@ def test_half_an_answer_in_one_piece_is_tried_elsewhere_and_is_a_strike(path: st
     assert relay.backends["a"].health.state is State.EJECTED
     assert relay.count("gateway_requests_total", backend="a", outcome="ok") == 0
     assert relay.count("gateway_key_tokens_total") == 30, "only whole answers are charged"
-
-
-def test_half_an_answer_of_the_only_replica_is_an_error() -> None:
-    relay = Relay("a")
-    _, reply = relay.send()
-    answer_whole(relay, "a", HALF[CHAT], is_read_at_once=False)
-    assert (reply.status, reply.code) == (502, "backend_broken")
-    assert b"abort" in reply.body
-    assert relay.count("gateway_requests_total", outcome="unanswered") == 1
-    assert relay.count("gateway_key_tokens_total") == 0
 
 
 def test_a_long_answer_that_is_given_up_is_cut_before_its_end() -> None:
@@ -226,18 +212,6 @@ def test_where_all_are_full_the_client_is_told_so_by_the_last(status: int) -> No
     while names := busy(relay):
         refuse(relay, names[0], status, headers=[(b"retry-after", b"7")])
     assert (reply.status, reply.body, reply.headers["retry-after"]) == (status, VLLM_IS_FULL, "7")
-
-
-def test_a_failure_elsewhere_is_still_retried_once() -> None:
-    relay = Relay("a", "b", "c")
-    _, reply = relay.send()
-    refuse(relay, "a", 429)
-    (second,) = busy(relay)
-    refuse(relay, second, 500)
-    (third,) = busy(relay)
-    assert {second, third} == {"b", "c"}
-    refuse(relay, third, 500)
-    assert (reply.status, busy(relay)) == (500, [])
 
 
 @pytest.mark.parametrize("is_event", [True, False])

@@ -27,16 +27,12 @@ def asking(text: Any, **fields: Any) -> dict[str, Any]:
 IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
 GOES_TO: dict[str, tuple[dict[str, Any], str]] = {
     "short": (asking("Hi"), "ab"),
-    "short limit": (asking("Hi", max_tokens=900), "ab"),
     "long limit": (asking("Hi", max_tokens=SHORT + 1), "b"),
     "long": (asking(LONG_PROMPT), "b"),
     "just too long": (asking("word " * 4 * (SHORT - TYPICAL_TOKENS), max_tokens=1), "b"),
     "too long for all": (asking("word " * 200_000), "b"),
-    "ids": ({"prompt": [7] * 400}, "ab"),
     "ids near the limit": ({"prompt": [7] * (SHORT - 10)}, "b"),
-    "too many ids": ({"prompt": [7] * (SHORT + 1)}, "b"),
     "a batch": ({"prompt": [[7] * 400, [7] * 400]}, "ab"),
-    "too many ids for all": ({"prompt": [7] * LONG}, "b"),
 }
 
 
@@ -105,9 +101,6 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
         assert [each["max_model_len"] for each in listed] == [LONG]
         running.backend("b").health = Health(State.EJECTED)
         assert (await running.chat("Hi")).json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
-        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-        error = (await running.client.post("/v1/messages", json=body)).json()
-        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
 async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:
@@ -132,9 +125,6 @@ async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_en
         assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}
         assert len(upstream.seen) == 1, "refused once"
         assert backend.engine.said.context_tokens == SHORT
-        probed = upstream.connections
-        await running.until(lambda: upstream.connections > probed + 1)
-        assert backend.engine.said.context_tokens == SHORT, "a probe does not forget it"
         await upstream.die()
         await running.until(lambda: backend.health.state is State.DOWN)
         await upstream.come_back()
@@ -146,12 +136,10 @@ async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_en
     [
         VLLM.format(4096),
         "max_tokens=5000 cannot be greater than max_model_len=4096. Please request fewer output tokens.",
-        "Input length (5000) exceeds model's maximum context length (4096).",
         "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that",
         "The decoder prompt (length 4096) plus the number of requested output tokens (at least 1) is longer than the "
         "maximum model length of 4096. Make sure that",
         "'max_tokens' or 'max_completion_tokens' is too large: 5. This model's maximum context length is 4096 tokens",
-        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
         "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of",
     ],
 )

@@ -6,30 +6,24 @@ import ast
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.backend import Candidate, EngineChange
-from backends.health import State
-from backends.step_comparison import Difference
-from gateway.service.assembly import ReplicaEvents
+from backends.backend import Candidate
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
-from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Work
-from tests.gateway.conftest import ADMIN, MODEL, Running, Start
-from tests.gateway.reload.test_change import backends_of, change
+from policies.roles import Explainer, Learner, Maintained, Work
+from tests.gateway.conftest import ADMIN, MODEL, Start
 from tests.support.paths import ROOT
-from tests.support.upstream import Upstream
 
 
 class BrokenSettings(PolicySettings):
     breaks: tuple[str, ...]
 
 
-class Broken(Policy, Learner, Explainer, Maintained, Heir, Informed):
+class Broken(Policy, Learner, Explainer, Maintained):
     """A policy that raises in the given methods, or chooses an unknown backend."""
 
     name = "broken"
@@ -51,18 +45,6 @@ class Broken(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         return self.choose(request, candidates)
-
-    def forget(self, backend: str) -> None:
-        self._may_break("forget")
-
-    def engine_changed(self, backend: str, change: EngineChange) -> None:
-        self._may_break("engine_changed")
-
-    def correct(self, backend: str, factor: float) -> None:
-        self._may_break("correct")
-
-    def take_over(self, previous: Policy) -> None:
-        self._may_break("take_over")
 
     def _may_break(self, call: str) -> None:
         if call in self.breaks:
@@ -120,40 +102,6 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
         assert running.gateway.relay.exchanges == set()
 
 
-@pytest.mark.slow
-async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
-    hooks = ("forget", "engine_changed", "correct", "take_over")
-    async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
-        fallback = running.gateway.models[MODEL].fallback
-        assert fallback._failed == {}
-        upstream = running.upstreams["a"]
-        page = upstream.metrics
-        for started in (b"1.0", b"7.0"):
-            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
-            await running.until(lambda at_s=float(started): _started_s(running, "a") == at_s)
-        await running.until(lambda: fallback._failed["engine_changed"] == 1)
-        running.backend("a").engine.comparison.difference = Difference(3.0, 2.0)
-        ReplicaEvents(running.gateway).difference_changed(running.backend("a"))
-        assert fallback._failed["correct"] == 1
-        upstream.health_status = 500
-        await running.until(lambda: running.backend("a").health.state is State.DOWN)  # it is still probed
-        upstream.health_status = 200
-        async with Upstream("c", MODEL) as c:
-            await change(running, backends=backends_of(upstream, c), policy=broken(*hooks, "assess"))
-            assert fallback._failed["take_over"] == 1
-            assert fallback._failed["forget"] >= 1
-            await running.until_up("a", "c")
-            headers = [(await running.chat(headers={"x-gateway-backend": name})) for name in "ac"]
-            assert [answer.status_code for answer in headers] == [200, 200]
-            assert {backend.name for backend in running.gateway.pool} == {"a", "c"}
-            assert (await running.chat()).status_code == 200
-
-
-def _started_s(running: Running, name: str) -> float | None:
-    engine = running.backend(name).engine.metrics
-    return None if engine is None else engine.started_s
-
-
 async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     async with gateway_of(policy=broken("assess")) as running:
@@ -162,13 +110,6 @@ async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None
         assert response.json()["error"]["code"] == "policy_failed"
     async with gateway_of(policy=broken("choose")) as running:
         assert (await running.explain())["choice"]["reason"] == "policy_failed"
-
-
-async def test_explain_shows_a_choice_whose_scores_are_recorded(gateway_of: Start, tmp_path: Path) -> None:
-    policy = {"name": "learned", "guardrail": {"share": 0}}  # else one block of time in fifty is `least_loaded`'s
-    async with gateway_of(policy=policy, recorder={"path": str(tmp_path)}) as running:
-        choice = (await running.explain())["choice"]
-        assert choice == {**choice, "policy": "learned", "reason": "least_delay", "propensity": 1.0}
 
 
 async def test_any_other_defect_is_answered_with_500(
@@ -186,11 +127,8 @@ async def test_any_other_defect_is_answered_with_500(
             patched.setattr(Policy, "text_features", property(defect))
             early = await running.chat()
         for response in (answer, early):
-            assert response.status_code == 500
-            assert response.json()["error"]["type"] == "api_error"
-            assert response.json()["error"]["code"] == "gateway_failed"
-        entries = [entry for entry in caplog.records if "could not be sent on" in entry.getMessage()]
-        assert [bool(entry.exc_info) for entry in entries] == [True, True]
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "gateway_failed")
+        assert sum("could not be sent on" in message for message in caplog.messages) == 2
         assert (await running.chat()).status_code == 200
         assert running.gateway.relay.exchanges == set()
         assert running.gateway.models[MODEL].traffic.in_flight == 0

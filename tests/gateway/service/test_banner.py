@@ -66,34 +66,6 @@ def test_replicas_that_are_alike_leave_learned_nothing_to_choose(policy: str, k:
     )
 
 
-@pytest.mark.parametrize(
-    ("methods", "said"),
-    [
-        (
-            ("fly", "standard"),
-            "a: vLLM accepts drafts that the model would not write there, so answers differ by replica.",
-        ),
-        (
-            ("fly", "fly"),
-            "a, b: vLLM accepts drafts that the model would not write there, so answers are not the model's own.",
-        ),
-        (("block", "standard"), None),
-    ],
-)
-def test_replicas_that_accept_other_drafts_are_named(methods: tuple[str, str], said: str | None) -> None:
-    backends = {
-        name: {
-            "method": "eagle3",
-            "url": f"http://{name}:1",
-            "speculative_config": {"num_speculative_tokens": 3, "rejection_sample_method": method},
-        }
-        for name, method in zip("ab", methods, strict=True)
-    }
-    settings = PoolFile.model_validate({"models": {"m": {"policy": {"name": "random"}, "backends": backends}}})
-    notes = [line.strip() for line in pool_lines(settings) if "accepts drafts" in line]
-    assert notes == ([] if said is None else [said])
-
-
 def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
     lines = start_lines(pool(), [ADDRESS], "generated-key")
     assert lines[0] == f"Listening at {URL}  (OpenAI base_url: {URL}/v1)"
@@ -114,7 +86,6 @@ def test_configured_keys_are_not_printed() -> None:
     [
         ({"admin": {"key": "k"}}, [ADDRESS], [f"Dashboard at {URL}/dashboard"]),
         ({"admin": {"listen": "10.0.0.1:1"}}, [ADDRESS, "10.0.0.1:1"], ["Dashboard at http://10.0.0.1:1/dashboard"]),
-        ({"dashboard": {"enabled": False}}, [ADDRESS], []),
     ],
 )
 def test_where_the_dashboard_is(settings: dict[str, Any], addresses: list[str], said: list[str]) -> None:

@@ -1,16 +1,19 @@
-"""The periodic work of a gateway process goes on, whatever a part of it raises, and failures are counted."""
+"""Work of a gateway process beside requests goes on, whatever a part of it raises, and failures are counted."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from backends import background
+from gateway.reload.reloader import ReloadError
+from gateway.service import run
 from tests.gateway.conftest import MODEL, start_gateway
-from tests.support.upstream import Wire, well
+from tests.support.upstream import Wire
+from tests.support.waiting import eventually
 
 
 async def silent(wire: Wire) -> None:
@@ -48,21 +51,6 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
         await running.until(lambda: counts.count("tick") >= 3)
 
 
-async def stand_still(wire: Wire) -> None:
-    """Answer after the whole process, so also the gateway, has stood still."""
-    time.sleep(1.5)  # noqa: ASYNC251 -- nothing else may run
-    for _ in range(10):  # turns of the event loop, in which the gateway looks for silent backends
-        await asyncio.sleep(0)
-    await well(wire)
-
-
-@pytest.mark.slow
-async def test_its_own_standstill_is_not_the_silence_of_a_backend() -> None:
-    timeouts = {"connect_s": 5.0, "first_byte_s": 1.0, "idle_s": 1.0}
-    async with start_gateway({"a": "baseline"}, behaviour=stand_still, timeouts=timeouts) as running:
-        assert (await running.chat()).status_code == 200
-
-
 async def test_failures_are_counted_by_kind() -> None:
     async with start_gateway({"a": "baseline"}) as running:
         background.note("peers", ZeroDivisionError())
@@ -89,3 +77,19 @@ async def test_a_model_that_cannot_be_looked_at_stops_no_other(work: str) -> Non
             await rooms["Dashboard"]._read()
             assert rooms["Dashboard"]._beliefs[MODEL].json is not None
         del gateway.models["broken"]
+
+
+# Replicas that are found
+
+
+@pytest.mark.parametrize("error", [ReloadError("failed", "no answer of worker 1"), OSError("no file")])
+async def test_replicas_that_could_not_join_are_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_DISCOVERY_RETRY_S", 0.01)
+    serving = Mock(_found_others=asyncio.Event())
+    serving._reloader.apply_again = AsyncMock(side_effect=[error, error, None])
+    serving._found_others.set()  # once: its source tells nothing more
+    task = background.start("discovery", run._Serving._follow_discovery(serving))
+    await eventually(lambda: serving._reloader.apply_again.await_count == 3, 5.0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert not serving._found_others.is_set()

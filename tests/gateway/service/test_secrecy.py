@@ -27,6 +27,7 @@ from tests.support.upstream import (
     answer_broken_json,
     answer_garbage,
     answer_html,
+    answering,
     delta,
     hang,
     reset_connection,
@@ -56,14 +57,6 @@ def log() -> Iterator[io.StringIO]:
         logger.setLevel(logging.NOTSET)
 
 
-async def failing(wire: Wire) -> None:
-    await wire.json({"error": {"message": "busy", "code": 503}}, 503)
-
-
-async def refusing(wire: Wire) -> None:
-    await wire.json({"error": {"message": "no", "code": 400}}, 400)
-
-
 async def breaking_off(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(delta(PROMPT))
@@ -71,14 +64,8 @@ async def breaking_off(wire: Wire) -> None:
 
 
 FAULTS: list[Behaviour] = [
-    answer_garbage,
-    answer_html,
-    answer_broken_json,
-    reset_connection,
-    failing,
-    refusing,
-    hang,
-    breaking_off,
+    *(answer_garbage, answer_html, answer_broken_json, reset_connection, hang, breaking_off),
+    *(answering({"error": {"message": "no", "code": status}}, status) for status in (400, 503)),
 ]
 
 
@@ -98,20 +85,15 @@ async def send_all(running: Running) -> list[str]:
     own += [
         (await chat({})).text,
         (await chat(bearer(WRONG_KEY))).text,
-        (await chat({"x-api-key": WRONG_KEY})).text,
         (await chat(key, model="nope")).text,
         (await chat(key, model={"a": text})).text,
         (await chat(key | {"x-gateway-backend": "b"})).text,
         (await running.client.post("/sleep", content=text, headers=key)).text,
         (await running.client.post("/v1/completions", content=f'{{"prompt": "{text}', headers=key)).text,
-        (await running.client.post("/v1/completions", content=f'["{text}"]', headers=key)).text,
-        (await running.client.post("/v1/completions", content=b"\xff" + text.encode(), headers=key)).text,
         (await running.client.post("/v1/completions", content=text.encode() * 1000, headers=key)).text,
         (await running.client.get("/admin/pool", headers=key)).text,
-        (await running.client.get("/admin/pool", headers=bearer(WRONG_KEY))).text,
         (await running.client.get("/admin/config", headers=bearer(ADMIN_KEY))).text,
         (await raw(running, f"/v1/completions?q={PROMPT}", "BAD METHOD", text.encode())).decode(),
-        (await raw(running, "/v1/completions", extra=f"x-{PROMPT} : {KEY}\r\n")).decode(),
         (await raw(running, "/v1/../completions", body=text.encode())).decode(),
     ]
     assert (await chat(bearer(f"{KEY}-slow"))).status_code == 200

@@ -7,18 +7,14 @@ import logging
 import os
 import resource
 import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gateway.config.settings.server import ServerSettings
 from gateway.service.server import server_limits
-from gateway.service.worker import ALIVE_S
 from tests.support.command import gateway_command, until
-from tests.support.pool_file import CHAT, NOWHERE, write_pool
-from tests.support.upstream import hang, upstreams_in_thread
+from tests.support.pool_file import NOWHERE, write_pool
 from tests.support.waiting import TIMEOUT_S
 
 
@@ -61,24 +57,3 @@ def test_a_gateway_that_is_out_of_open_files_says_so_and_goes_on(tmp_path: Path)
         until(lambda: ask(port).startswith(b"HTTP/1.1 200 "), what="an answer")
         assert gateway.printed().count("no more files can be opened") == 1
         assert gateway.end() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_end_says_what_it_waits_for_and_that_it_has_come(workers: int, tmp_path: Path) -> None:
-    with upstreams_in_thread("a", "m", hang) as (upstream,), ThreadPoolExecutor() as clients:
-        server = {"drain_s": 1, "workers": workers}
-        with gateway_command(
-            write_pool(tmp_path / "pool.yaml", {"a": upstream.url}, server=server), tmp_path
-        ) as gateway:
-            until(lambda: gateway.get("/readyz").status_code == 200)
-            asked = clients.submit(gateway.post, "/v1/chat/completions", CHAT)
-            until(lambda: any("chat" in each.target for each in upstream.seen))
-            began_s = time.monotonic()
-            until(lambda: workers == 1 or time.monotonic() > began_s + 3 * ALIVE_S)  # each worker has said so
-            assert gateway.end() == 0
-            assert asked.result().status_code == 503
-            printed = gateway.printed()
-            assert "stopping: 1 requests are in flight, which may take at most 1 s; a second signal" in printed
-            assert printed.splitlines()[-1].endswith("INFO gateway: ended")
-            assert workers > 1 or "1 requests in flight are aborted" in printed

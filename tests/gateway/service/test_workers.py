@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +26,7 @@ from gateway.rooms.reports import room as reports
 from gateway.routing.keys import digest
 from gateway.service import server, workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Configuration, work
+from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from gateway.state import sync
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
@@ -90,17 +89,6 @@ def test_it_prints_its_address_once_all_accept_and_leaves_no_process(pool: Path,
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with gateway_command(pool, tmp_path, "--port", str(port), "--workers", "2") as command:
-            assert command.process.wait(TIMEOUT_S) == 1
-            assert f"port {port}" in command.printed()
-
-
-@pytest.mark.slow
 def test_workers_share_metrics_and_draining(two: Command) -> None:
     def counted() -> float:
         lines = two.get("/metrics").text.splitlines()
@@ -116,23 +104,6 @@ def test_workers_share_metrics_and_draining(two: Command) -> None:
     until(lambda: states(two) == {"draining"})
     two.post("/admin/resume", backend, headers=two.admin)
     until(lambda: states(two) == {"up"})
-
-
-@pytest.mark.slow
-def test_each_worker_shows_on_the_dashboard_what_all_have_counted(two: Command) -> None:
-    def shown() -> dict[int, tuple[bool, int]]:
-        """Return what the workers that answer show: whether they have begun to, and the streams."""
-        found = {}
-        for _ in range(20):
-            answer = two.get("/admin/dashboard/snapshot", headers=two.admin).json()
-            counts = [(each["ttft"] or {"count": 0})["count"] for each in answer["models"][0]["backends"]]
-            found[answer["process"]["pid"]] = (bool(answer["points_at_s"]), sum(counts))
-        return found
-
-    until(lambda: [*shown().values()] == [(True, 0)] * 2)
-    for _ in range(12):
-        assert two.post("/v1/chat/completions", CHAT | {"stream": True}, headers=KEY).status_code == 200
-    until(lambda: [*shown().values()] == [(True, 12)] * 2)
 
 
 @pytest.mark.slow
@@ -205,26 +176,6 @@ def test_a_worker_is_given_the_time_that_its_parts_may_take_to_end() -> None:
     rooms_s = batches._END_S + recorder._STOP_S + 2 * reports._STOP_S  # an access log and spans
     state_s = 2 * exchange._LEAVE_S + sync._STOP_TIMEOUT_S + sync._CLOSE_TIMEOUT_S
     assert server._ABORT_S + rooms_s + state_s + background._LAST_S <= workers._GRACE_S
-
-
-def first_works(assignment: Assignment, link: socket.socket) -> None:
-    """Run the first worker; the other one never starts."""
-    if assignment.worker:
-        signal.pause()
-    work(assignment, link)
-
-
-@pytest.mark.slow
-async def test_a_worker_that_never_starts_holds_up_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "work", first_works)
-    async with two_workers(tmp_path, monkeypatch) as (parent, _):
-        await eventually(lambda: len(parent._workers) == 2 and parent._workers[0].said is not None)
-        hung = parent._workers[1].process
-        hung.kill()  # as the parent does after a time
-        await eventually(lambda: 1 in parent._workers and parent._workers[1].process is not hung)
-        current = parent._current
-        await asyncio.wait_for(parent.change(current.settings, current.backends, current.admin_digest), TIMEOUT_S)
-        assert not parent._is_behind(0)
 
 
 @pytest.mark.slow

@@ -12,39 +12,25 @@ BOUNDS = (0.1, 0.5, 2.0)
 VALUES = (0.0, 0.1, 0.10001, 0.5, 1.0, 2.0, 2.5, 1000.0)
 
 
-def test_a_summed_histogram_equals_one_observed_value_by_value() -> None:
-    registries = CollectorRegistry(), CollectorRegistry()
-    ours, theirs = (Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry) for registry in registries)
-    distributions = Family(ours, Distribution)
+def declared(registry: CollectorRegistry) -> tuple[Counter, Histogram]:
+    return (
+        Counter("c", "text", ("a",), registry=registry),
+        Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry),
+    )
+
+
+def test_what_is_summed_equals_what_is_added_value_by_value() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    (counter, histogram), (theirs_counted, theirs_observed) = declared(ours), declared(theirs)
+    counts, distributions = Family(counter, Count), Family(histogram, Distribution)
     for number, value in enumerate(VALUES):
+        counts.labels("x").inc(value)
+        theirs_counted.labels("x").inc(value)
         distributions.labels("x").observe(value)
-        theirs.labels("x").observe(value)
+        theirs_observed.labels("x").observe(value)
         if number % 3 == 0:
+            counts.flush()
             distributions.flush()
-    distributions.flush()
-    distributions.flush()
-    assert generate_latest(registries[0]) == generate_latest(registries[1])
-
-
-def test_a_summed_counter_equals_one_incremented_each_time() -> None:
-    registries = CollectorRegistry(), CollectorRegistry()
-    ours, theirs = (Counter("c", "text", ("a", "b"), registry=registry) for registry in registries)
-    counts = Family(ours, Count)
-    for amount in (1.0, 0.5, 7.0):
-        counts.labels("x", "y").inc(amount)
-        theirs.labels("x", "y").inc(amount)
-        counts.flush()
-    counts.labels("x", "z").inc()
-    theirs.labels("x", "z").inc()
-    counts.flush()
-    for labels in ({"a": "x", "b": "y"}, {"a": "x", "b": "z"}):
-        ours_now, theirs_now = (registry.get_sample_value("c_total", labels) for registry in registries)
-        assert ours_now == theirs_now is not None
-
-
-def test_series_exist_before_the_first_update() -> None:
-    registry = CollectorRegistry()
-    Family(Counter("c", "text", ("a",), registry=registry), Count).labels("x")
-    Family(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), Distribution).labels("x")
-    assert registry.get_sample_value("c_total", {"a": "x"}) == 0.0
-    assert registry.get_sample_value("d_count", {"a": "x"}) == 0.0
+    for family in (counts, distributions, counts, distributions):
+        family.flush()
+    assert generate_latest(ours) == generate_latest(theirs)

@@ -1,20 +1,83 @@
-"""A restart is a new engine: what is asked again, what is forgotten, and what its clients see of it."""
+"""Engines that stand still, sleep, are paused or restart, and other engines at their address."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from itertools import cycle
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from backends.backend import Backend, EngineChange
-from backends.engine import SEVERAL
 from backends.health import State
-from backends.pool import Listener
-from tests.gateway.conftest import FAST, MODEL, start_gateway
+from tests.gateway.conftest import FAST, MODEL, Running, start_gateway
 from tests.support.registered_metrics import value_of
-from tests.support.upstream import Upstream, Wire, answer, well
+from tests.support.upstream import Upstream, Wire, answer, hang, well
+from tests.support.waiting import stays
+
+STALL_S = 0.8
+TIMEOUTS = {"connect_s": 1.0, "first_byte_s": 60.0, "idle_s": 60.0}
+GAUGES = b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc %f\n"
+SLEEPS = GAUGES % (0, 0.0) + b'vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 1\n'
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncIterator[Running]:
+    async with start_gateway(timeouts=TIMEOUTS) as running:
+        running.gateway.pool.rules = replace(running.gateway.pool.rules, stall_s=STALL_S)
+        yield running
+
+
+async def served_by(running: Running, count: int = 6) -> list[str]:
+    """Send requests, half of them for streams; return which replica has answered each."""
+    answers = await asyncio.gather(*(running.chat(f"hi {number}", stream=number % 2 == 0) for number in range(count)))
+    assert {each.status_code for each in answers} == {200}
+    return [each.headers["x-gateway-backend"] for each in answers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [GAUGES % (0, 0.0), GAUGES % (1, 0.5)])
+async def test_an_engine_that_stands_still_is_out_until_it_answers(
+    page: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it says of itself; the second is one whose gauges are those of the time before."""
+    async with started() as running:
+        a = running.upstreams["a"]
+        a.metrics, a.behaviour = page, hang
+        assert set(await served_by(running)) == {"b"}
+        assert any("m/a is down: stands still: " in line for line in caplog.messages)
+        a.seen.clear()
+        assert set(await served_by(running)) == {"b"}
+        await running.until(lambda: a.seen)
+        await stays(lambda: running.backend("a").health.state is State.DOWN, 0.5)
+        assert {each.target for each in a.seen} == {"/v1/completions"}, "asked by its probe, and by no client"
+        a.behaviour = well
+        while "a" not in await served_by(running, 2):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sleeps", "reason"), [(True, "is asleep: POST /wake_up to it"), (False, "is paused: POST /resume to it")]
+)
+async def test_an_engine_that_sleeps_or_is_paused_gets_no_requests(sleeps: bool, reason: str) -> None:
+    async with started() as running:
+        a = running.upstreams["a"]
+        awake, a.is_paused = a.metrics, False
+        a.max_model_len += 1  # it restarts, in development mode
+        await running.until(lambda: running.backend("a").engine.said.tells_pause)
+        a.is_paused = not sleeps
+        a.metrics = SLEEPS if sleeps else awake
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert running.backend("a").health.reason == reason
+        assert set(await served_by(running)) == {"b"}
+        assert not a.seen
+        a.metrics, a.is_paused = awake, False
+        await running.until_up("a")
+
+
+# A restart is a new engine: what is asked again, what is forgotten, and what its clients see of it
+
 
 PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total %d\n"
 STARTED = PAGE + b"process_start_time_seconds %d\n"
@@ -46,34 +109,19 @@ def become(upstream: Upstream, what: str) -> None:
         upstream.behaviour = of_another_key
 
 
-class Changes(Listener):
-    """Counts what engines go through."""
-
-    def __init__(self) -> None:
-        self.seen = Counter[EngineChange]()
-
-    def engine_changed(self, backend: Backend, change: EngineChange) -> None:
-        self.seen[change] += 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", [(STARTED % (9, 7), STARTED % (12, 3)), (PAGE % 9, PAGE % 2), (b"", b"")])
 async def test_a_longer_context_after_a_restart_is_known(pages: tuple[bytes, bytes]) -> None:
     async with start_gateway({"a": "baseline"}) as running:
-        a, backend, upstream = (
-            running.upstreams["a"],
-            running.backend("a"),
-            running.gateway.models[MODEL].upstreams["a"],
-        )
+        a, backend = running.upstreams["a"], running.backend("a")
+        upstream = running.gateway.models[MODEL].upstreams["a"]
         a.metrics = pages[0]
         await running.until(lambda: (backend.engine.metrics is None) == (not pages[0]))
-        changes = Changes()
-        running.gateway.pool.listen(changes)
         engine, habits = backend.engine, upstream.habits
         a.metrics, a.max_model_len, a.behaviour = pages[1], 32_768, long_prompt
         await running.until(lambda: backend.engine is not engine)
         await running.chat()
-        assert (backend.engine.said.context_tokens, changes.seen) == (32_768, {EngineChange.RESTART: 1})
+        assert backend.engine.said.context_tokens == 32_768
         assert upstream.habits is not habits
         assert value_of(running.gateway.metrics, "gateway_prompt_tokens_total") == 20_000
         assert value_of(running.gateway.metrics, "gateway_implausible_reports_total") == 0
@@ -96,21 +144,13 @@ async def test_no_client_sees_that_another_engine_is_at_an_address(what: str, re
         become(running.upstreams["a"], what)
         own = {"authorization": "Bearer sk"}
         answers = [await running.chat(str(number), stream=number % 2 == 0, headers=own) for number in range(6)]
-        assert {each.status_code for each in answers} == {200}
-        assert {each.headers["x-gateway-backend"] for each in answers} == {"b"}
+        assert {(each.status_code, each.headers["x-gateway-backend"]) for each in answers} == {(200, "b")}
         await running.until(lambda: running.backend("a").health.state is State.DOWN)
         assert running.backend("a").health.reason.startswith(reason)
         assert value_of(running.gateway.metrics, "gateway_retries_total", kind=what) > 0
         become(running.upstreams["b"], what)
         last = await running.chat(headers=own)
         assert (last.status_code, last.json()["error"]["code"]) == (503, f"backend_{what}")
-        running.upstreams["a"].model, running.upstreams["a"].models, running.upstreams["a"].behaviour = (
-            MODEL,
-            None,
-            well,
-        )
-        running.gateway.pool.report_failure(running.backend("a"))
-        await running.until_up("a")
 
 
 async def test_what_a_client_has_asked_for_itself_is_its_own_answer() -> None:
@@ -124,29 +164,3 @@ async def test_what_a_client_has_asked_for_itself_is_its_own_answer() -> None:
             upstream.behaviour = lambda wire: wire.json({"detail": "Not Found"}, 404)
         assert (await running.chat()).json() == {"detail": "Not Found"}
         assert {backend.health.state for backend in running.gateway.pool} == {State.UP}
-
-
-@pytest.mark.slow
-async def test_several_engines_behind_one_address(caplog: pytest.LogCaptureFixture) -> None:
-    pages = cycle((STARTED % (900, 7), STARTED % (20, 3)))
-
-    async def in_turn(wire: Wire) -> None:
-        page = next(pages)
-        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page) + page)
-
-    caplog.set_level(logging.INFO)
-    async with start_gateway(policy={"name": "learned"}) as running:
-        upstream, backend = running.upstreams["a"], running.backend("a")
-        upstream.metrics_behaviour = in_turn
-        await running.until(lambda: running.gateway.pool.watch(backend).are_several)
-        engine, probes = backend.engine, running.gateway.pool.watch(backend)
-        await running.chat()
-        for _ in range(6):
-            probes.probed.clear()
-            await running.until(probes.probed.is_set)
-        assert backend.engine is engine
-        assert caplog.messages.count(f"m/a: {SEVERAL}") == 1
-        assert sum("has changed since restart" in line for line in caplog.messages) <= 2
-        assert value_of(running.gateway.metrics, "gateway_backend_shares_address", backend="a") == 1
-        assert value_of(running.gateway.metrics, "gateway_backend_shares_address", backend="b") == 0
-        assert (await running.chat()).status_code == 200

@@ -1,24 +1,21 @@
-"""Engines that do not speculate as the pool file says: where it shows, and what is done about it."""
+"""Engines that speculate otherwise than the pool file says, or the policy expects: where it shows, and what is done."""
 
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from backends import step_comparison
-from backends.backend import Backend
+from backends.backend import Backend, EngineChange
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.speculation import Method
-from gateway.service.assembly import is_same_replica
+from backends.step_comparison import Difference
+from gateway.service.assembly import ReplicaEvents, is_same_replica
 from policies.learned.policy import Learned
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import Wire, answer
-from tests.support.waiting import TIMEOUT_S
+from tests.support.silence import silence
 
 LEARNED = {"name": "learned", "seed": 0, "guardrail": {"share": 0}}
 IDLE = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
@@ -53,10 +50,6 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
         await running.chat()
         replicas = learned.known.replicas
         assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
-        assert {each["method"]: each["contradictions"] for each in (await backends(running)).values()} == {
-            "baseline": {},
-            "ngram": {},
-        }
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
         await running.until(
             lambda: running.backend("a").engine.contradictions and running.backend("b").engine.contradictions
@@ -66,21 +59,19 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
         b = f"{MODEL}/b: the pool file says ngram with k 5, but its engine does not speculate"
         await running.until(lambda: caplog.messages.count(a) == caplog.messages.count(b) == 1)
 
-        shown = await backends(running)
-        assert shown["a"]["contradictions"] == {"speculation": "its engine speculates, with k 3"}
-        assert shown["a"]["method"] == "baseline"
-        assert shown["a"]["observed"] == {"method": "custom_class", "num_speculative_tokens": 3}
-        assert shown["b"]["observed"] == {"method": "baseline", "num_speculative_tokens": 0}
+        shown = (await backends(running))["a"]
+        assert (shown["method"], shown["contradictions"]) == (
+            "baseline",
+            {"speculation": "its engine speculates, with k 3"},
+        )
+        assert shown["observed"] == {"method": "custom_class", "num_speculative_tokens": 3}
 
         on_page = {name: each["contradiction"] for name, each in (await running.on_page()).items()}
         assert on_page == {"a": a.partition(": ")[2], "b": b.partition(": ")[2]}
 
-        metrics = (await running.client.get("/metrics")).text
         for name, method, kind in (("a", "baseline", "speculation"), ("b", "ngram", "no_speculation")):
-            labels = f'backend="{name}",kind="{kind}",method="{method}",model="{MODEL}"'
-            assert f"gateway_backend_contradiction{{{labels}}} 1.0" in metrics
-        assert metrics.count("gateway_backend_contradiction{") == 10
-        assert 'gateway_backend_up{backend="a",method="custom_class"' not in metrics
+            labels = {"backend": name, "kind": kind, "method": method}
+            assert await running.counted("gateway_backend_contradiction", **labels) == 1
 
         # A baseline that drafts is not taken to give one token per step, nor an engine without drafts to give more.
         await running.chat()
@@ -88,8 +79,6 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
         per_step = {name: note.partition(" per step")[0][-4:] for name, note in (await running.notes()).items()}
         assert per_step["b"] == "1.00"
         assert float(per_step["a"]) > 1.3
-        unsupported = await running.explain(min_p=0.1)  # a speculating engine refuses it
-        assert [each["backend"] for each in unsupported["candidates"] if each["eligible"]] == ["b"]
 
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(), page(k=5)
         await running.until(
@@ -99,55 +88,17 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
         assert f"{MODEL}/b speculates as the pool file says: ngram with k 5" in caplog.messages
 
 
-@pytest.mark.slow
-async def test_answers_that_show_more_than_the_engine_counts(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each answer says 60 tokens in 20 steps; the engine counts 30 steps, and has served nobody else."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(step_comparison, "_WINDOW_S", 0.0)
-    monkeypatch.setattr(step_comparison, "_WINDOW_TOKENS", 60)
-
-    async def behave(wire: Wire) -> None:
-        upstream = wire.upstream
-        made = len(upstream.seen)
-        upstream.metrics = page(k=5, drafts=20 * made, later_steps=29 * made) + (
-            f"vllm:time_to_first_token_seconds_count {made}\nvllm:generation_tokens_total {31 * made}\n".encode()
-        )
-        speculative = {"num_draft_tokens": 95, "num_accepted_draft_tokens": 40, "num_spec_steps": 19}
-        await wire.json(answer(upstream.name, 60) | {"metrics": {"speculative_decoding": speculative}})
-
-    async with start_gateway({"b": "ngram"}, policy=LEARNED, behaviour=behave) as running:
+async def test_a_difference_between_answers_and_engine_is_shown_and_corrected() -> None:
+    async with start_gateway({"b": "ngram"}, policy=LEARNED) as running:
         learned, backend = running.gateway.models[MODEL].policy, running.backend("b")
         assert isinstance(learned, Learned)
-
-        async def chat_until(met: Callable[[], object]) -> None:
-            end_s = time.monotonic() + TIMEOUT_S
-            while not met():
-                assert time.monotonic() < end_s
-                (await running.chat()).raise_for_status()
-
-        await chat_until(lambda: backend.difference)
-        text = str(backend.difference)  # of a window that may begin within an answer
-        assert re.fullmatch(r"its answers show 3\.0\d tokens per step where its engine counts 2\.0\d", text)
-        assert learned.known.corrections["b"] == pytest.approx(2 / 3, rel=0.01)
-        warned = [record for record in caplog.records if text in record.getMessage()]
-        assert [(record.levelname, record.getMessage()) for record in warned] == [
-            ("WARNING", f"{MODEL}/b: {text}; what is learned from them is corrected")
-        ]
-        shown = (await backends(running))["b"]["tokens_per_step"]
-        assert shown["differs"]
-        assert (shown["shown"], shown["counted_at_most"]) == pytest.approx((3.0, 2.0), rel=0.01)
-        assert (await running.on_page())["b"]["difference"] == text
-        metrics = (await running.client.get("/metrics")).text
-        ratio = re.search(r"^gateway_backend_tokens_per_step_shown_ratio\{.*\} (.+)$", metrics, re.MULTILINE)
-        assert ratio is not None
-        assert float(ratio[1]) == pytest.approx(1.5, rel=0.01)
-
-        running.upstreams["b"].seen.clear()  # another engine, which counts from nought
-        await chat_until(lambda: backend.difference is None)
+        backend.engine.comparison.difference = Difference(shown=3.0, counted=2.0)
+        ReplicaEvents(running.gateway).difference_changed(backend)
+        assert learned.known.corrections["b"] == pytest.approx(2 / 3)
+        assert (await running.on_page())["b"]["difference"] == str(backend.difference)
+        backend.engine.comparison.difference = None
+        ReplicaEvents(running.gateway).difference_changed(backend)
         assert "b" not in learned.known.corrections
-        assert f"{MODEL}/b: its answers show what its engine counts again" in caplog.messages
 
 
 def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> None:
@@ -156,3 +107,56 @@ def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> Non
     assert is_same_replica(running, again)
     assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", num_speculative_tokens=5))
     assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", 3, draft_depth=True))
+
+
+# Silent drafters and slow steps
+
+
+GUARDED = {"name": "least_loaded", "outlier_ejection": True}
+
+
+async def shown(running: Running) -> Any:
+    return (await backends(running))["b"]["drafter_silent"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
+async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
+    async with start_gateway(policy=policy) as running:
+        detector = running.gateway.models[MODEL].detector
+        assert detector is not None
+        assert await shown(running) is None
+        await running.chat()
+        silence(detector, "b")
+        assert await shown(running) == {
+            "cause": "unknown",
+            "since_s": 0.0,
+            "expected_tokens_per_step": 2.0,
+            "tokens_per_step": 1.0,
+        }
+        on_page = await running.on_page()
+        assert on_page["a"]["silence"] is None
+        assert on_page["b"]["silence"] == "its drafter is silent: 0% of the accepted drafts that were expected"
+        assert await running.counted("gateway_backend_drafter_silent", backend="b", cause="unknown") == 1
+        notes = await running.notes()
+        assert "its drafter is silent: 0% of the accepted drafts" in notes["b"]
+        assert "silent" not in notes["a"]
+        ReplicaEvents(running.gateway).engine_changed(running.backend("b"), EngineChange.RESTART)
+        assert await shown(running) is None
+
+
+async def test_slow_steps_are_shown() -> None:
+    async with start_gateway(policy=GUARDED) as running:
+        detector = running.gateway.models[MODEL].detector
+        assert detector is not None
+        await running.chat(headers={"x-gateway-backend": "b"})
+        for _ in range(12):
+            detector.observe_speed("b", 4.0, None, time.time())
+        page = await running.on_page()
+        assert page["b"]["outlier"] == "its steps take 4.0 times as long as expected"
+        assert 2.0 < page["b"]["slowdown"] <= 4.01
+        assert (page["a"]["outlier"], page["a"]["slowdown"]) == (None, 1.0)
+        assert page["b"]["fitted_step_s"] > 0.0
+        for _ in range(12):
+            detector.observe_speed("b", 1.0, None, time.time())
+        assert not detector.reasons
