@@ -468,3 +468,19 @@ def test_a_bound_that_is_lowered_while_more_wait_admits_none() -> None:
     assert ask(relay, "4")[1].code == "queue_full"
     drain(relay)
     assert users(relay) == "-123"
+
+
+def test_the_queue_is_bounded_in_bytes() -> None:
+    relay = queued("a", size=1000)
+    ask(relay, "-")
+    text = "x" * 300
+    for label in "12":
+        ask(relay, label, "batch", text=text)
+    _, refused = ask(relay, "3", "batch", text=text)
+    assert refused.status == 503
+    ask(relay, "4", text="x" * 600)  # takes the room of both
+    assert waiting(relay) == 1
+    _, too_large = ask(relay, "5", text="x" * 1000)
+    assert (too_large.status, waiting(relay)) == (503, 1), "nobody gives way for what cannot fit"
+    drain(relay)
+    assert users(relay) == "-4"

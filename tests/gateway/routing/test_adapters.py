@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from policies.learned.policy import Learned
 from tests.gateway.conftest import MODEL, Running, Start
+from tests.support.upstream import Wire, answer
 
 THREE = {"a": "baseline", "b": "ngram", "c": "eagle3"}
 
@@ -71,3 +75,47 @@ async def test_a_configured_name_is_not_taken_by_an_adapter(gateway_of: Start) -
         await load(running, a=[MODEL + "-x", MODEL])
         assert await served_by(running, MODEL) == {*THREE}
         assert await models(running) == {MODEL: None, MODEL + "-x": MODEL}
+
+
+@pytest.mark.slow
+async def test_a_list_without_end_harms_nobody(gateway_of: Start) -> None:
+    async with gateway_of(THREE) as running:
+        names = ["x" * 300, *[f"adapter-{number}" for number in range(3000)]]
+        running.upstreams["a"].adapters = names
+        await running.until(lambda: running.backend("a").engine.said.adapters)
+        assert len(running.backend("a").engine.said.adapters) <= 1000
+        assert names[0] not in running.backend("a").engine.said.adapters
+        card = json.dumps({"data": [{"id": MODEL}, *[{"id": "y" * 1000, "parent": MODEL}] * 3000]}).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(card)
+        running.upstreams["b"].models = head + card
+        for _ in range(6):
+            assert (await running.chat(model=MODEL)).status_code == 200
+
+
+@pytest.mark.slow
+async def test_acceptance_is_learned_by_adapter(gateway_of: Start) -> None:
+    """The drafter stays as it is: under the adapter, hardly a draft is accepted."""
+
+    async def behave(wire: Wire) -> None:
+        is_adapted, drafts = wire.seen.json["model"] == "sql", wire.upstream.name == "c"
+        accepted = (0 if is_adapted else 38) if drafts else 0
+        speculative = {"num_draft_tokens": 60, "num_accepted_draft_tokens": accepted, "num_spec_steps": 20}
+        made = answer(wire.upstream.name, 60) | {"metrics": {"speculative_decoding": speculative} if drafts else {}}
+        await wire.json(made)
+
+    async with gateway_of(
+        {"a": "baseline", "c": "eagle3"}, {"name": "learned", "seed": 0}, behaviour=behave
+    ) as running:
+        await load(running, a=["sql"], c=["sql"])
+        learned = running.gateway.models[MODEL].policy
+        assert isinstance(learned, Learned)
+
+        async def per_step(model: str) -> float:
+            note = (await running.notes(model=model))["c"]
+            return float(note.partition(" per step")[0].rpartition(" ")[2])
+
+        for _ in range(30):
+            await asyncio.gather(*[running.chat(model=name) for name in ("sql", MODEL) for _ in range(4)])
+            if await per_step(MODEL) > 1.5 * await per_step("sql"):
+                break
+        assert await per_step(MODEL) > 1.5 * await per_step("sql")

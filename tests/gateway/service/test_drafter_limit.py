@@ -45,6 +45,7 @@ def pool_file(folder: Path, *lines: str, method: str = "eagle3") -> Path:
 @pytest.mark.parametrize(
     ("lines", "limit"),
     [
+        (("drafter_limit: 2048",), LATEST),
         (("drafter_limit: {tokens: 4096, beyond: none}",), DrafterLimit(4096, Beyond.NONE)),
         (("drafter_limit: ${UNSET:-}",), DrafterLimit(1024, Beyond.WORSE)),  # null: what the draft says
         ((), DrafterLimit(1024, Beyond.WORSE)),
@@ -127,8 +128,16 @@ def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> Non
     printed = CliRunner().invoke(app, line).output
     assert f"m/a: its drafter serves 2,048 tokens; beyond, {LATEST.consequence}." in printed
     pool_file(tmp_path, "speculative_config:", HEAD)
+    assert (
+        "m/a: how long a context its drafter serves is not known: set drafter_limit"
+        in CliRunner().invoke(app, line).output
+    )
+    draft_model = ("speculative_config: {num_speculative_tokens: 3, model: org/draft}", "drafter_limit: 2048")
+    pool_file(tmp_path, *draft_model, method="draft_model")
     printed = CliRunner().invoke(app, line).output
-    assert "m/a: how long a context its drafter serves is not known: set drafter_limit" in printed
+    assert "m/a: from vLLM 0.33 on its engine takes contexts of at most 2,048 tokens." in printed
+    pool_file(tmp_path, method="suffix")
+    assert "drafter" not in CliRunner().invoke(app, line).output
 
 
 async def long_ones(wire: Wire) -> None:

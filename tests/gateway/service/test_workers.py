@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +27,7 @@ from gateway.rooms.reports import room as reports
 from gateway.routing.keys import digest
 from gateway.service import server, workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Configuration
+from gateway.service.worker import Assignment, Configuration, work
 from gateway.service.workers import Workers
 from gateway.state import sync
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
@@ -216,3 +217,40 @@ def listeners(port: int) -> int:
     """Return the number of sockets that accept connections at a port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
+
+
+@pytest.mark.slow
+def test_each_worker_shows_on_the_dashboard_what_all_have_counted(two: Command) -> None:
+    def shown() -> dict[int, tuple[bool, int]]:
+        """Return what the workers that answer show: whether they have begun to, and the streams."""
+        found = {}
+        for _ in range(20):
+            answer = two.get("/admin/dashboard/snapshot", headers=two.admin).json()
+            counts = [(each["ttft"] or {"count": 0})["count"] for each in answer["models"][0]["backends"]]
+            found[answer["process"]["pid"]] = (bool(answer["points_at_s"]), sum(counts))
+        return found
+
+    until(lambda: [*shown().values()] == [(True, 0)] * 2)
+    for _ in range(12):
+        assert two.post("/v1/chat/completions", CHAT | {"stream": True}, headers=KEY).status_code == 200
+    until(lambda: [*shown().values()] == [(True, 12)] * 2)
+
+
+def first_works(assignment: Assignment, link: socket.socket) -> None:
+    """Run the first worker; the other one never starts."""
+    if assignment.worker:
+        signal.pause()
+    work(assignment, link)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_never_starts_holds_up_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "work", first_works)
+    async with two_workers(tmp_path, monkeypatch) as (parent, _):
+        await eventually(lambda: len(parent._workers) == 2 and parent._workers[0].said is not None)
+        hung = parent._workers[1].process
+        hung.kill()  # as the parent does after a time
+        await eventually(lambda: 1 in parent._workers and parent._workers[1].process is not hung)
+        current = parent._current
+        await asyncio.wait_for(parent.change(current.settings, current.backends, current.admin_digest), TIMEOUT_S)
+        assert not parent._is_behind(0)
