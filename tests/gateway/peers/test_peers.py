@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from backends.backend import EngineLoad
 from backends.health import Health, State, Strike
 from gateway.dialects.errors import GatewayError
+from gateway.peers.exchange import PeerExchange
+from gateway.peers.live import LiveFolder
 from gateway.peers.peers import SILENT_S
-from gateway.peers.report import Draining, Ejection, Report, SentPrompt, decode
-from gateway.relay.limits import KeyUse, Limits
+from gateway.peers.report import decode
+from gateway.relay.limits import Limits
 from gateway.routing.keys import Keyring
+from gateway.telemetry.registry import Registry
 from policies.features.request import Endpoint, RequestFeatures
 from policies.roles import Price
 from tests.support.peer_process import TEAM, TEAM_KEY, PeerProcess
@@ -28,10 +34,8 @@ class Clock:
 
 def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -> None:
     """Have processes exchange their reports; the clock goes on with each round."""
-    clock = processes[0].peers._clock
-    assert isinstance(clock, Clock)
     for _ in range(rounds):
-        clock.now_s += passed_s
+        processes[0].peers._clock.now_s += passed_s
         for process in processes:
             process.peers.update()
         for reader, writer in itertools.permutations(processes, 2):
@@ -54,10 +58,16 @@ def test_requests_of_others_count_at_the_next_exchange() -> None:
     two.backends[0].in_flight = 2
     exchange(one, two, three)
     assert [process.load() for process in (one, two, three)] == [[6, 0], [6, 0], [6, 0]]
-    one.backends[0].in_flight = 1
-    one.backends[1].in_flight = 5
+    late, one.backends[0].in_flight, one.backends[1].in_flight = one.peers.report, 1, 5
     exchange(one, two, three)
     assert three.load() == [3, 5]
+    for _ in range(2):
+        three.peers.receive(late)
+        three.peers.settle(is_reported=True)
+    assert three.load() == [3, 5], "what arrives late or twice changes nothing"
+    number = one.peers.number
+    exchange(one, two, three, rounds=5)
+    assert one.peers.number == number, "nothing to report"
 
 
 def test_what_others_answered_is_added_while_they_are_known() -> None:
@@ -128,19 +138,6 @@ def test_a_report_left_by_a_process_that_has_ended_does_not_count() -> None:
     assert one.load() == [0, 0]
     exchange(one, rounds=70, passed_s=1.0)
     assert one.peers.gone() == [two.peers.writer]
-
-
-def test_reports_that_arrive_late_or_twice_change_nothing() -> None:
-    one, two = known(2)
-    two.backends[0].in_flight = 6
-    two.peers.update()
-    late = two.peers.report
-    two.backends[0].in_flight = 1
-    exchange(one, two)
-    for _ in range(2):
-        one.peers.receive(late)
-        one.peers.settle(is_reported=True)
-    assert one.load() == [1, 0]
 
 
 def test_replicas_at_local_addresses_are_those_of_the_host() -> None:
@@ -239,7 +236,6 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
     "data",
     [
         b"",
-        b'["w",1,{},{},{},{},{},{},[],{"m":{"k":"x"}},5]',
         b'["w","x",{},{},{},{},{},{},[],{},5]',
         b'["w",-1,{},{},{},{},{},{},[],{},5]',
         b'["w",1,{"http://a":18446744073709551615},{},{},{},{},{},[],{},5]',
@@ -251,38 +247,6 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
 def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(data)
-
-
-def test_a_report_is_read_as_it_was_written() -> None:
-    use = KeyUse(3, 2048, 1, 0, 1, 12.5, -7.0)
-    ejected = {"http://a": Ejection(1, 1.5, "broke the connection")}
-    draining = {"http://a": Draining(2, drained=True)}
-    report = Report(
-        "w",
-        3,
-        {"http://a": 2},
-        {"team": use},
-        ejected,
-        {"http://a": (60.0, 20.5)},
-        draining,
-        {"resp_1": "a"},
-        [[SentPrompt("http://a", (-(2**63), 2**63 - 1), (40, 80))], []],
-        {"m": {"team": 1.5}},
-    )
-    assert decode(report.encode()) == report
-
-
-def test_processes_know_each_other_after_two_exchanges_without_any_request() -> None:
-    clock = Clock()
-    one, two, late = PeerProcess(clock), PeerProcess(clock), PeerProcess(clock)
-    exchange(one, two, rounds=2)
-    assert one.peers.settle(is_reported=True) == 1
-    exchange(one, two, rounds=5)
-    exchange(one, two, late, rounds=3)
-    assert [each.peers.settle(is_reported=True) for each in (one, two, late)] == [2, 2, 2]
-    number = one.peers.number
-    exchange(one, two, late, rounds=5)
-    assert one.peers.number == number, "nothing to report"
 
 
 def test_clients_are_charged_for_what_others_have_served_them() -> None:
@@ -314,24 +278,21 @@ def cached(process: PeerProcess) -> list[float]:
     return [each.score for each in process.policy.assess(PROMPT, process.backends) if each.score is not None]
 
 
-@pytest.mark.parametrize(("missed", "expected"), [(0, 100), (2, 100), (3, 1000)])
-def test_a_prompt_that_another_has_sent_is_known_though_two_reports_were_missed(missed: int, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "missed", "expected"),
+    [(PROMPT, 0, 100), (PROMPT, 2, 100), (PROMPT, 3, 1000), (replace(PROMPT, prefix_tokens=(500,)), 0, 1000)],
+)
+def test_a_prompt_that_another_has_sent_is_known_though_two_reports_were_missed(
+    prompt: RequestFeatures, missed: int, expected: float
+) -> None:
     one, two = known(2)
     cached(two)
-    one.sent.append((one.backends[1], PROMPT))
+    one.sent.append((one.backends[1], prompt))
     for number in range(missed + 1):
         one.backends[0].in_flight = number
         one.peers.update()
     two.peers.receive(one.peers.report)
     assert cached(two) == [1000, expected]
-
-
-def test_a_prompt_that_is_no_prompt_is_ignored() -> None:
-    one, two = known(2)
-    cached(two)
-    one.sent.append((one.backends[1], replace(PROMPT, prefix_tokens=(500,))))
-    exchange(one, two)
-    assert cached(two) == [1000, 1000]
 
 
 def test_other_keys_are_followed() -> None:
@@ -346,3 +307,33 @@ def test_other_keys_are_followed() -> None:
     assert admits(two.limits)
     exchange(one, two)
     assert [use.requests for use in account.peers.values()] == [2]
+
+
+def test_strays_in_the_folder_stop_no_report(tmp_path: Path) -> None:
+    one, two = LiveFolder(tmp_path, "one"), LiveFolder(tmp_path, "two")
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "a-pipe")
+    for number in range(3):
+        one.exchange(b"report %d" % number, ())
+        assert two.exchange(b"", ()) == [b"report %d" % number]
+    one.leave()
+    two.exchange(b"", ())
+    assert "one" not in two._known, "what has left is forgotten"
+
+
+async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) -> None:
+    good, reader = (PeerProcess(time.monotonic) for _ in range(2))
+    exchange = PeerExchange(reader.peers, LiveFolder(tmp_path, reader.peers.writer), Registry())
+    huge = "9" * 400  # as many requests as no float holds
+    for number in range(1, 4):
+        use = f"[{huge},{huge},0,0,1,1e300,1e300]"
+        report = f'["broken",{number},{{}},{{"team":{use}}},{{}},{{}},{{}},{{}},[],{{}},5]'
+        (tmp_path / "broken").write_text(report)
+        (tmp_path / "nonsense").write_bytes(b"\xff" * number)
+        good.backends[0].in_flight = number
+        good.peers.update()
+        LiveFolder(tmp_path, good.peers.writer).exchange(good.peers.report, ())
+        assert await exchange._exchange()
+    reader.peers.settle(is_reported=True)
+    assert reader.load() == [3, 0]

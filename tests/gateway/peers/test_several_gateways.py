@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def pool(tmp_path: Path) -> Iterator[Path]:
         yield write_pool(
             tmp_path / "pool.yaml",
             {each.name: each.url for each in upstreams},
-            policy="least_loaded",
+            policy="lmetric",
             health={"interval_s": 0.2},
             state={"redis": redis.url},
             keys=KEYS,
@@ -44,10 +45,14 @@ def pool(tmp_path: Path) -> Iterator[Path]:
         )
 
 
+def chat(text: str) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
 def send_held(command: Command) -> socket.socket:
     """Send a request that is not answered, to replica a."""
     port = int(command.url.rpartition(":")[2])
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hold"}]}).encode()
+    body = json.dumps(chat("hold")).encode()
     connection = socket.create_connection(("127.0.0.1", port))
     connection.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-plain\r\nx-gateway-backend: a\r\n"
@@ -66,11 +71,23 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
+
+    def chosen(text: str) -> str:
+        """Return where the second gateway would send a prompt."""
+        answer = two.post("/admin/explain", chat(text), headers=two.admin)
+        return str(answer.json()["choice"]["backend"])
+
     with (
         gateway_command(pool, folders[0], "--workers", "2") as one,
         gateway_command(pool, folders[1]) as two,
     ):
         until(lambda: "gateway_peers 2.0" in two.get("/metrics").text, what="both workers of the other are known")
+        chosen("what makes it know the replicas")
+        for number, warm in enumerate("ab"):
+            text = f"Conversation {number}. " * 100
+            there = {"authorization": "Bearer sk-plain", "x-gateway-backend": warm}
+            assert one.post("/v1/chat/completions", chat(text), headers=there).status_code == 200
+            until(lambda text=text, warm=warm: [chosen(text) for _ in range(8)] == [warm] * 8)
         held = [send_held(one) for _ in range(3)]
         until(lambda: others(two, "a") == 3)
         headers = {"authorization": "Bearer sk-plain"}
@@ -115,27 +132,3 @@ def test_workers_drain_together_while_redis_is_away(tmp_path: Path) -> None:
                 return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
 
             until(lambda: states() == {"draining"}, what="both workers have drained it")
-
-
-@pytest.mark.slow
-def test_a_conversation_is_warm_for_all_gateways_where_one_has_sent_it(pool: Path, tmp_path: Path) -> None:
-    pool.write_text(pool.read_text().replace("least_loaded", "lmetric"))
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-
-    def chosen(text: str) -> str:
-        """Return where the second gateway would send a prompt."""
-        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-        answer = two.post("/admin/explain", body, headers=two.admin)
-        return str(answer.json()["choice"]["backend"])
-
-    with gateway_command(pool, folders[0]) as one, gateway_command(pool, folders[1]) as two:
-        until(lambda: "gateway_peers 1.0" in two.get("/metrics").text, what="they know each other")
-        chosen("what makes it know the replicas")
-        for number, warm in enumerate("abbaba"):
-            text = f"Conversation {number}. " * 100
-            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-            plain = {"authorization": "Bearer sk-plain", "x-gateway-backend": warm}
-            assert one.post("/v1/chat/completions", body, headers=plain).status_code == 200
-            until(lambda text=text, warm=warm: [chosen(text) for _ in range(8)] == [warm] * 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gateway.routing.keys import digest
 from gateway.service.change import Handover, prepare
 from gateway.service.replicas import plan
 from policies.learned.replica import STEPS
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer, start_gateway
 from tests.support.silence import silence
 from tests.support.upstream import END, Upstream, Wire, answer, delta, well
 
@@ -36,23 +35,28 @@ async def prepared(running: Running, **update: Any) -> Handover:
     for key in ("backends", "policy", "aliases", "default_temperature"):
         if key in update:
             model[key] = update.pop(key)
-    model["policy"] = _policy(model["policy"])
+    if "settings" in model["policy"]:
+        model["policy"] = {"name": model["policy"]["name"], **model["policy"]["settings"]}
     settings = PoolFile.model_validate(raw | update)
     return await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))
 
 
-def _policy(policy: dict[str, Any]) -> dict[str, Any]:
-    return {"name": policy["name"], **policy["settings"]} if "settings" in policy else policy
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    """A gateway with the replicas a and b."""
+    async with start_gateway({"a": "baseline", "b": "baseline"}) as started:
+        yield started
 
 
-def backends_of(*upstreams: Upstream, **more: Any) -> dict[str, Any]:
-    return {each.name: {"method": "baseline", "url": each.url} | more for each in upstreams}
-
-
-@contextlib.asynccontextmanager
-async def third() -> AsyncIterator[Upstream]:
+@pytest.fixture
+async def c() -> AsyncIterator[Upstream]:
+    """A replica that is not in the pool yet."""
     async with Upstream("c", MODEL) as upstream:
         yield upstream
+
+
+def backends_of(*upstreams: Upstream) -> dict[str, Any]:
+    return {each.name: {"method": "baseline", "url": each.url} for each in upstreams}
 
 
 async def names(running: Running, requests: int = 6) -> set[str]:
@@ -61,7 +65,7 @@ async def names(running: Running, requests: int = 6) -> set[str]:
 
 
 @pytest.mark.slow
-async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of: Start) -> None:
+async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of: Start, c: Upstream) -> None:
     go_on = asyncio.Event()
 
     async def slow(wire: Wire) -> None:
@@ -75,7 +79,7 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
         await wire.chunk(END)
         await wire.end_stream()
 
-    async with gateway_of({"a": "baseline", "b": "baseline"}, behaviour=slow) as running, third() as c:
+    async with gateway_of({"a": "baseline", "b": "baseline"}, behaviour=slow) as running:
         a, b = running.upstreams["a"], running.upstreams["b"]
         body = {"model": MODEL, "stream": True, "messages": []}
         headers = {"x-gateway-backend": "a"}
@@ -100,33 +104,25 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
         assert await names(running, 12) == {"a", "b", "c"}
 
 
-async def test_what_a_replica_is_meant_for_changes_and_it_stays(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
-        before = running.backend("a")
-        backends = backends_of(*running.upstreams.values())
-        backends["a"]["context_range"], backends["b"]["context_range"] = "9000-20000", "0-8999"
-        handover = await prepared(running, backends=backends)
-        handover.planned[MODEL, "a"].flags = ("--max-num-seqs", "64")  # of an engine that the gateway starts
-        handover.commit()
-        assert running.backend("a") is before
-        assert before.flags == ("--max-num-seqs", "64")
-        assert await names(running) == {"b"}
-
-
-async def test_another_weight_keeps_the_replica(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
-        before = running.backend("a")
-        backends = backends_of(*running.upstreams.values())
-        backends["a"]["weight"] = 3.0
-        await change(running, backends=backends)
-        assert running.backend("a") is before
-        answered = [(await running.chat()).headers["x-gateway-backend"] for _ in range(8)]
-        assert answered.count("a") == 6
+async def test_what_a_replica_is_meant_for_changes_and_it_stays(running: Running) -> None:
+    before = running.backend("a")
+    backends = backends_of(*running.upstreams.values())
+    backends["a"]["weight"] = 3.0
+    await change(running, backends=backends)
+    answered = [(await running.chat()).headers["x-gateway-backend"] for _ in range(8)]
+    assert answered.count("a") == 6
+    backends["a"]["context_range"], backends["b"]["context_range"] = "9000-20000", "0-8999"
+    handover = await prepared(running, backends=backends)
+    handover.planned[MODEL, "a"].flags = ("--max-num-seqs", "64")  # of an engine that the gateway starts
+    handover.commit()
+    assert running.backend("a") is before
+    assert before.flags == ("--max-num-seqs", "64")
+    assert await names(running) == {"b"}
 
 
 @pytest.mark.slow
-async def test_a_replica_with_another_address_is_another_replica(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running, third() as c:
+async def test_a_replica_with_another_address_is_another_replica(gateway_of: Start, c: Upstream) -> None:
+    async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running:
         before, statistics = running.backend("a"), running.gateway.models[MODEL].policy.statistics  # type: ignore[attr-defined]
         statistics.add(STEPS, ("a",), *[1.0] * STEPS.width)
         running.gateway.relay.router.locations.remember("resp_1", "a")
@@ -138,35 +134,11 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
         await running.until(lambda: not running.gateway.leaving)
         assert "gateway_requests_total" in running.gateway.metrics.page().decode()
         assert running.backend("a").engine.metrics is not None, "its record is that of the new one"
-
-
-async def test_a_drafter_that_is_silent_from_a_reload_on_is_so_since_the_reload(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running, third() as c:
-        await change(running, backends={"a": {"method": "baseline", "url": c.url}})
         detector = running.gateway.models[MODEL].detector
-        assert detector is not None
         silence(detector, "a")
         assert detector.silent["a"].cause == "since_reload"
-        await change(running, backends={"a": {"method": "baseline", "url": running.upstreams["a"].url}})
+        await change(running, backends=backends_of(running.upstreams["a"]))
         assert detector.silent == {}
-
-
-async def test_a_request_whose_replica_is_removed_is_retried_on_one_that_is_there(gateway_of: Start) -> None:
-    fail = asyncio.Event()
-
-    async def failing(wire: Wire) -> None:
-        await fail.wait()
-        await wire.json({}, 500)
-
-    async with gateway_of({"a": "baseline"}, behaviour=failing) as running, third() as c:
-        request = asyncio.create_task(running.chat())
-        await running.until(lambda: bool(running.upstreams["a"].seen))
-        await change(running, backends=backends_of(c))
-        fail.set()
-        answered = await request
-        assert answered.status_code == 200
-        assert answered.headers["x-gateway-backend"] == "c"
-        assert answered.headers["x-gateway-retried-from"] == "a"
 
 
 @pytest.mark.slow
@@ -188,28 +160,19 @@ async def test_requests_in_flight_keep_their_timeouts(gateway_of: Start) -> None
         assert (await first).status_code == 200
 
 
-KEYS = [{"name": "team", "key": "sk-team", "max_in_flight": 1}, {"name": "other", "key": "sk-other"}]
-
-
-async def test_keys_are_replaced_on_open_connections_too(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
-        team = {"authorization": "Bearer sk-team"}
-        for _ in range(3):  # the connection knows the head by then
-            assert (await running.chat(headers=team)).status_code == 200
-        await change(running, keys=[{"name": "other", "key": "sk-other"}, {"name": "new", "key": "sk-new"}])
-        assert (await running.chat(headers=team)).status_code == 401
-        assert (await running.chat(headers={"authorization": "Bearer sk-new"})).status_code == 200
-
-
-async def test_what_a_key_has_used_counts_after_its_limit_was_changed(gateway_of: Start) -> None:
-    keys = [{"name": "team", "key": "sk-team", "requests_per_minute": 3}]
-    team = {"authorization": "Bearer sk-team"}
-    async with gateway_of({"a": "baseline"}, keys=keys) as running:
+async def test_keys_and_their_limits_are_replaced_on_open_connections_and_what_was_used_counts(
+    gateway_of: Start,
+) -> None:
+    limited, team = {"name": "team", "key": "sk-team", "requests_per_minute": 3}, bearer("sk-team")
+    async with gateway_of({"a": "baseline"}, keys=[limited]) as running:
         assert [(await running.chat(headers=team)).status_code for _ in range(4)] == [200, 200, 200, 429]
-        await change(running, keys=[keys[0] | {"requests_per_minute": 2}])
+        await change(running, keys=[limited | {"requests_per_minute": 2}])
         assert (await running.chat(headers=team)).status_code == 429
-        await change(running, keys=[keys[0] | {"requests_per_minute": None}])
+        await change(running, keys=[limited | {"requests_per_minute": None}])
         assert (await running.chat(headers=team)).status_code == 200
+        await change(running, keys=[{"name": "new", "key": "sk-new"}])
+        assert (await running.chat(headers=team)).status_code == 401
+        assert (await running.chat(headers=bearer("sk-new"))).status_code == 200
 
 
 @pytest.mark.slow
@@ -244,75 +207,53 @@ async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) ->
         assert guarded.statistics is learned.statistics  # type: ignore[attr-defined]
 
 
-def names_of_series(running: Running) -> set[str]:
+def left(running: Running) -> tuple[int, int, set[str]]:
+    """Return the open descriptors, the tasks, and the names of all series."""
     lines = running.gateway.metrics.page().decode().splitlines()
-    return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+    series = {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+    return len(list(Path("/proc/self/fd").iterdir())), len(asyncio.all_tasks()), series
 
 
 @pytest.mark.slow
-async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        a, b = running.upstreams["a"], running.upstreams["b"]
-        await names(running)
+async def test_nothing_is_left_of_replicas_that_come_and_go(running: Running, c: Upstream) -> None:
+    a, b = running.upstreams["a"], running.upstreams["b"]
+    await names(running)
 
-        async def cycle() -> None:
-            await change(running, backends=backends_of(b, c))
-            await names(running, 2)
-            await change(running, backends=backends_of(a, b))
+    async def cycle() -> None:
+        for pool in ((b, c), (a, b)):
+            await change(running, backends=backends_of(*pool))
             await names(running, 2)
 
+    await cycle()
+    await running.until(lambda: not running.gateway.leaving)
+    descriptors, tasks, series = left(running)
+    for _ in range(4):
         await cycle()
-        await running.until(lambda: not running.gateway.leaving)
-        descriptors, tasks = open_descriptors(), len(asyncio.all_tasks())
-        series = names_of_series(running)
-        for _ in range(4):
-            await cycle()
-        await running.until(lambda: not running.gateway.leaving)
-        await running.until(lambda: open_descriptors() <= descriptors + 2)
-        await running.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
-        assert names_of_series(running) == series
-        assert len(running.gateway.pool._watches) == 2
-
-
-@pytest.mark.slow
-async def test_a_replica_that_returns_is_counted_although_its_last_life_is_forgotten_meanwhile(
-    gateway_of: Start,
-) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
-        a, b = running.upstreams["a"], running.upstreams["b"]
-        await change(running, backends=backends_of(b))
-        later = await prepared(running, backends=backends_of(a))
-        await running.until(lambda: not running.gateway.leaving)
-        later.commit()
-        assert await names(running) == {"a"}
-        page = (await running.client.get("/metrics")).text
-        assert f'gateway_requests_total{{backend="a",method="baseline",model="{MODEL}",outcome="ok"}} 6.0' in page
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    await running.until(lambda: not running.gateway.leaving)
+    await running.until(lambda: left(running)[0] <= descriptors + 2 and left(running)[1] <= tasks + 2)
+    assert left(running)[2] == series
+    assert len(running.gateway.pool._watches) == 2
 
 
 async def test_a_change_that_fails_leaves_everything_as_it_was(
-    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+    running: Running, c: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models")}
+    before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models")}
 
-        async def raising(*_: object, **__: object) -> None:
-            raise httpx.InvalidURL("a defect")
+    async def raising(*_: object, **__: object) -> None:
+        raise httpx.InvalidURL("a defect")
 
-        monkeypatch.setattr(Watch, "probe_now", raising)
-        with pytest.raises(httpx.InvalidURL):
-            await change(running, backends=backends_of(c), policy={"name": "random"})
-        assert {name: getattr(running.gateway, name) for name in before} == before
-        assert await names(running) == {"a", "b"}
+    monkeypatch.setattr(Watch, "probe_now", raising)
+    with pytest.raises(httpx.InvalidURL):
+        await change(running, backends=backends_of(c), policy={"name": "random"})
+    assert {name: getattr(running.gateway, name) for name in before} == before
+    assert await names(running) == {"a", "b"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("breaks", ["on_change", "on_ready", "follow", "set_present"])
+@pytest.mark.parametrize("breaks", ["on_change", "ready", "follow", "set_present"])
 async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
-    gateway_of: Start, breaks: str, monkeypatch: pytest.MonkeyPatch
+    running: Running, c: Upstream, breaks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
@@ -320,34 +261,27 @@ async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
     def broken(*_: object) -> None:
         raise ZeroDivisionError(breaks)
 
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        made = await prepared(running, backends=backends_of(running.upstreams["b"], c), policy={"name": "random"})
-        with monkeypatch.context() as patch:
-            if breaks == "on_change":
-                running.gateway.on_change.insert(0, broken)
-            elif breaks == "on_ready":
-                patch.setattr(RelayContext, "ready", broken)
-            elif breaks == "follow":
-                patch.setattr(running.gateway.peers, "follow", broken)
-            else:
-                patch.setattr(running.gateway.metrics, "set_present", broken)
-            made.commit()
-        assert counts
-        assert await names(running, 30) == {"b", "c"}
-        assert running.gateway.models[MODEL].policy.name == "random"
-        assert [backend.name for backend in running.gateway.pool] == ["b", "c"]
-        assert set(running.gateway.models[MODEL].upstreams) == {"b", "c"}
+    made = await prepared(running, backends=backends_of(running.upstreams["b"], c), policy={"name": "random"})
+    with monkeypatch.context() as patch:
+        if breaks == "on_change":
+            running.gateway.on_change.insert(0, broken)
+        else:
+            steps = {"ready": RelayContext, "follow": running.gateway.peers, "set_present": running.gateway.metrics}
+            patch.setattr(steps[breaks], breaks, broken)
+        made.commit()
+    assert counts
+    assert await names(running, 30) == {"b", "c"}
+    assert running.gateway.models[MODEL].policy.name == "random"
+    assert [backend.name for backend in running.gateway.pool] == ["b", "c"]
+    assert set(running.gateway.models[MODEL].upstreams) == {"b", "c"}
 
 
-async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        running.gateway.pool.report(running.backend("a"), Drain())
-        await change(running, backends=backends_of(*running.upstreams.values()), aliases=["other"])
-        assert (await running.chat(model="other")).headers["x-gateway-backend"] == "b"
-        assert running.backend("a").health.state is State.DRAINING
-        await change(
-            running, backends=backends_of(running.upstreams["b"]) | {"a": {"method": "baseline", "url": c.url}}
-        )
-        assert running.backend("a").health.state is State.DRAINING
-        running.gateway.pool.report(running.backend("a"), Drain(False))
-        await running.until_up("a")
+async def test_a_drained_replica_stays_drained(running: Running, c: Upstream) -> None:
+    running.gateway.pool.report(running.backend("a"), Drain())
+    await change(running, backends=backends_of(*running.upstreams.values()), aliases=["other"])
+    assert (await running.chat(model="other")).headers["x-gateway-backend"] == "b"
+    assert running.backend("a").health.state is State.DRAINING
+    await change(running, backends=backends_of(running.upstreams["b"]) | {"a": {"method": "baseline", "url": c.url}})
+    assert running.backend("a").health.state is State.DRAINING
+    running.gateway.pool.report(running.backend("a"), Drain(False))
+    await running.until_up("a")

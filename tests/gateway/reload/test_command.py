@@ -15,8 +15,6 @@ from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_com
 from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import upstreams_in_thread
 
-WORKERS = pytest.mark.parametrize("workers", [1, 2])
-
 
 class Pool:
     """A pool file, and three upstreams that run on an event loop of their own."""
@@ -53,7 +51,7 @@ def served_by(command: Command, requests: int = 12, key: str = "sk-1") -> set[st
 
 
 @pytest.mark.slow
-@WORKERS
+@pytest.mark.parametrize("workers", [1, 2])
 def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) -> None:
     pool.write("ab")
     with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
@@ -80,10 +78,9 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
 
 
 @pytest.mark.slow
-@WORKERS
-def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path, workers: int) -> None:
+def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) -> None:
     pool.write("ab")
-    with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
+    with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
         until_ready(command)
         assert command.post("/admin/reload", None).status_code == 401
         assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == []
@@ -105,23 +102,9 @@ def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Path) -> None:
-    pool.write("a")
-    with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
-        until_ready(command)
-        pool.write("b")
-        assert command.post("/admin/reload", None, headers=command.admin).status_code == 200
-        until(lambda: served_by(command) == {"b"})
-        before = family(command.process.pid)
-        for victim in [pid for pid in before if b"spawn_main" in command_line(pid)]:
-            os.kill(victim, signal.SIGKILL)
-        until(lambda: command.printed().count("restarting it") == 2)
-        until_ready(command)
-        until(lambda: served_by(command) == {"b"})
-
-
-@pytest.mark.slow
-def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path) -> None:
+def test_a_storm_of_reloads_ends_with_the_last_file_also_in_workers_that_are_replaced(
+    pool: Pool, tmp_path: Path
+) -> None:
     pool.write("a")
     with gateway_command(pool.path, tmp_path, "--workers", "2") as command:
         until_ready(command)
@@ -136,6 +119,11 @@ def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path) 
         until(lambda: len(list(Path(f"/proc/{command.process.pid}/fd").iterdir())) <= descriptors + 4)
         assert "Traceback" not in command.printed()
         until(lambda: 'backend="b"' not in command.get("/metrics").text)
+        for victim in [pid for pid in family(command.process.pid) if b"spawn_main" in command_line(pid)]:
+            os.kill(victim, signal.SIGKILL)
+        until(lambda: command.printed().count("restarting it") == 2)
+        until_ready(command)
+        until(lambda: served_by(command) == {"c"})
         assert command.end() == 0
 
 

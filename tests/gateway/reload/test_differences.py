@@ -81,14 +81,6 @@ def test_what_a_process_is_started_with_needs_a_restart_but_not_its_weight() -> 
     ]
 
 
-def test_started_replicas_keep_their_processes(tmp_path: Path) -> None:
-    before = plan(pool(), tmp_path)
-    after = plan(pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}}), tmp_path, before)
-    assert after.launches == before.launches
-    assert [each.url for each in after.backends] == [each.url for each in before.backends]
-    assert [each.weight for each in after.backends] == [1.0, 2.0, 3.0]
-
-
 def test_a_served_replica_that_speculates_otherwise_is_started_anew_at_its_port(tmp_path: Path) -> None:
     later = pool(backends={"v": SERVED | {"method": "suffix", "speculative_config": None}})
     assert needs_restart(pool(), later, ()) == []

@@ -1,4 +1,4 @@
-"""Failures of Redis: lost replies, no memory, no permission, keys of other programs."""
+"""Redis: its URLs, TLS, and its failures: no memory, no permission, keys of other programs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.peers.live_redis import LiveRedis
 from gateway.state.redis import RedisStore
 from gateway.state.redis_client import RedisConnection, without_credentials
 from gateway.state.store import Entry, StateError
 from tests.support.redis_server import RedisServer
+from tests.support.redis_tls import tls_redis
 from tests.support.state_member import LENGTH, Member, in_step
+
+EXPECTED = "expected redis://host:port/database, rediss://"
 
 
 @pytest.fixture
@@ -33,6 +37,9 @@ def test_sums_refused_for_lack_of_memory_are_pushed_later(redis: RedisServer, me
     late = Member(member.store, member.clock)
     late.sync()
     assert late.buckets() == {("k",): (1.0, 5.0)}
+    end_s = LENGTH.end_s(int(member.clock.now_s // LENGTH.epoch_s))
+    for key in redis.client.keys("test:[pw]*"):
+        assert end_s <= redis.client.expiretime(key) <= end_s + 3600.0, "keys expire with their epoch"
 
 
 @pytest.mark.parametrize("evicted", ["page/*", "writer/*", "index"])
@@ -45,22 +52,6 @@ def test_evicted_keys_are_written_again(redis: RedisServer, member: Member, evic
     late = Member(member.store, member.clock)
     in_step(other, late, member)
     assert member.buckets() == other.buckets() == late.buckets() == {("k",): (2.0, 11.0)}
-
-
-def test_keys_expire_with_their_epoch(redis: RedisServer, member: Member) -> None:
-    member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    member.sync()
-    end_s = LENGTH.end_s(int(member.clock.now_s // LENGTH.epoch_s))
-    for key in redis.client.keys("test:[pw]*"):
-        assert end_s <= redis.client.expiretime(key) <= end_s + 3600.0
-    assert end_s > member.clock.now_s + 5 * LENGTH.half_life_s
-
-
-def test_stamps_of_expired_keys_are_removed(redis: RedisServer, member: Member) -> None:
-    member.store.commit({"writer/w/m": ""}, {"writer/w/m": Entry("stamp", b"{}", 1000.0)})
-    member.store.commit({"document/d": ""}, {"document/d": Entry("other", b"[]")})
-    assert member.store.stamps() == {"document/d": "other"}
-    assert redis.client.hkeys("test:index") == [b"document/d"]
 
 
 def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member) -> None:
@@ -89,10 +80,57 @@ def test_an_entry_of_another_program_is_set_aside(
         ("rediss://:secret@[fd00::1]", "rediss://[fd00::1]:6379"),
         ("redis://", "redis://localhost:6379"),
         ("unix://user:secret@/run/redis.sock?db=1", "unix:///run/redis.sock"),
+        ("rediss://a?ssl_ca_certs=/no/such/file.pem", "rediss://a:6379"),  # which need not exist to check the pool
     ],
 )
 def test_credentials_are_removed_from_urls(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://a:secret", EXPECTED),
+        ("redis://a:secret", EXPECTED),
+        ("redis://a/secret", EXPECTED),
+        ("redis+sentinel://a:26379,b:26379/main", "Sentinel and Cluster are not supported"),
+        ("redis+cluster://a:7000", "Sentinel and Cluster are not supported"),
+        ("redis://a?secret=1", "an option after `\\?` is not one of redis-py's connections"),
+        ("rediss://a?ssl_cert_reqs=perhaps", "an option after `\\?` is not valid"),
+    ],
+)
+def test_urls_with_errors(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        without_credentials(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_tls_with_a_certificate_of_its_own() -> None:
+    with tls_redis("pa55word") as (address, certificate):
+        url = f"rediss://:pa55word@{address}/0?ssl_ca_certs={certificate}"
+        store = RedisStore(url, "test")
+        assert store.commit({}, {"a": Entry("stamp", b"1")})
+        assert store.stamps() == {"a": "stamp"}
+        store.close()
+        here, there = LiveRedis(url, "test", "here"), LiveRedis(url, "test", "there")
+        assert here.exchange(b"first", []) == []
+        assert there.exchange(b"other", []) == [b"first"]
+        assert there.exchange(b"", []) == [], "unchanged"
+        assert here.exchange(b"second", []) == [b"other"]
+        assert there.exchange(b"", []) == [b"second"]
+        here.leave()
+        assert LiveRedis(url, "test", "late").exchange(b"", []) == [b"other"]
+        assert LiveRedis(url, "test", "later").exchange(b"", ["there"]) == []
+        for wrong, kind in (
+            (f"rediss://:pa55word@{address}/0", "unreachable"),  # a certificate that nobody has signed
+            (url.replace("pa55word", "wrong"), "refused"),
+            (f"{url}.none", "unreachable"),
+        ):
+            with pytest.raises(StateError) as caught:
+                RedisStore(wrong, "test").stamps()
+            assert caught.value.kind == kind
+            assert "pa55word" not in str(caught.value)
 
 
 def test_a_unix_socket(redis: RedisServer) -> None:

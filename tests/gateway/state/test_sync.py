@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
 from tests.support.registered_metrics import value_of
 from tests.support.state_member import LENGTH, STEPS, Clock
-from tests.support.waiting import eventually
+from tests.support.waiting import TIMEOUT_S, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -68,71 +67,49 @@ async def running(*gateways: Gateway) -> AsyncIterator[None]:
         await asyncio.gather(*(gateway.state.stop() for gateway in gateways))
 
 
-@pytest.fixture
-def three(redis: RedisServer) -> list[Gateway]:
-    clock = Clock()
-    return [Gateway(RedisStore(redis.url, "test"), clock) for _ in range(3)]
-
-
-@pytest.fixture
-def failing(redis: RedisServer) -> Iterator[RedisServer]:
-    """A Redis that is restarted after the test."""
-    yield redis
-    redis.kill()
-    redis.start()
-
-
-async def test_a_redis_that_is_killed_and_comes_back_empty(
-    three: list[Gateway], failing: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        async with running(*three):
-            for gateway in three:
-                gateway.observe(1.0)
-            await eventually(lambda: all(gateway.known == (3.0, 3.0) for gateway in three))
-            failing.kill()
-            await eventually(lambda: not any(gateway.is_connected for gateway in three))
-            for gateway in three:
-                gateway.observe(2.0)
-            assert all(gateway.known == (4.0, 5.0) for gateway in three), "each continues with what it knew"
-            await asyncio.to_thread(failing.start)
-            await eventually(lambda: all(gateway.known == (6.0, 9.0) for gateway in three))
-            assert all(gateway.is_connected for gateway in three)
-            assert three[0].value("gateway_state_errors_total", kind="unreachable")
-            assert sum(gateway.value("gateway_state_errors_total", kind="lost") for gateway in three)
-    assert caplog.text.count("are kept in memory until the store is back") == 3
-    assert caplog.text.count(f"state is kept in redis://127.0.0.1:{failing.port}/0") == 6
-
-
 @pytest.mark.slow
-async def test_a_redis_that_hangs_does_not_block_the_event_loop(three: list[Gateway], failing: RedisServer) -> None:
+async def test_a_redis_that_is_lost_or_hangs_stops_nobody(redis: RedisServer) -> None:
+    clock = Clock()
+    gateways = [Gateway(RedisStore(redis.url, "test"), clock) for _ in range(3)]
     polls = 0
 
-    def all_disconnected() -> bool:
+    def all_know(count: float, total: float) -> bool:
+        return all(each.known == (count, total) for each in gateways)
+
+    def none_is_connected() -> bool:
         nonlocal polls
         polls += 1
-        return not any(gateway.is_connected for gateway in three)
+        return not any(each.is_connected for each in gateways)
 
-    async with running(*three):
-        three[0].observe(1.0)
-        await eventually(lambda: all(gateway.known == (1.0, 1.0) for gateway in three))
-        failing.freeze()
-        await eventually(all_disconnected)
-        assert polls > 5, "the loop must run while the thread waits for a reply"
-        assert three[0].value("gateway_state_errors_total", kind="timeout")
-        three[1].observe(5.0)
-        with pytest.raises(StateError):
-            await three[2].state.documents.put("m/rules", "text", after=0)
-        failing.thaw()
-        await eventually(lambda: all(gateway.known == (2.0, 6.0) for gateway in three))
-
-
-@pytest.mark.slow
-async def test_stopping_does_not_wait_for_a_hanging_redis(three: list[Gateway], failing: RedisServer) -> None:
-    async with asyncio.timeout(15.0):
-        async with running(*three):
-            failing.freeze()
-            three[0].observe(1.0)
+    try:
+        async with asyncio.timeout(TIMEOUT_S), running(*gateways):
+            for gateway in gateways:
+                gateway.observe(1.0)
+            await eventually(lambda: all_know(3.0, 3.0))
+            redis.kill()
+            await eventually(none_is_connected)
+            for gateway in gateways:
+                gateway.observe(2.0)
+            assert all_know(4.0, 5.0), "each continues with what it knew"
+            await asyncio.to_thread(redis.start)
+            await eventually(lambda: all_know(6.0, 9.0))
+            assert gateways[0].value("gateway_state_errors_total", kind="unreachable")
+            assert sum(each.value("gateway_state_errors_total", kind="lost") for each in gateways)
+            redis.freeze()
+            polls = 0
+            await eventually(none_is_connected)
+            assert polls > 5, "the loop must run while the thread waits for a reply"
+            assert gateways[0].value("gateway_state_errors_total", kind="timeout")
+            gateways[1].observe(5.0)
+            with pytest.raises(StateError):
+                await gateways[2].state.documents.put("m/rules", "text", after=0)
+            redis.thaw()
+            await eventually(lambda: all_know(7.0, 14.0))
+            redis.freeze()  # and stopping does not wait for it
+            gateways[0].observe(1.0)
+    finally:
+        redis.kill()
+        redis.start()
 
 
 async def test_the_last_observations_are_pushed_at_stop(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +162,6 @@ async def test_an_unused_store_is_not_opened(tmp_path: Path) -> None:
     await late.start()
     assert [document.text for document in late.documents.history("m/rules")] == ["one"]
     await late.stop()
-
-
-async def test_without_a_store_documents_are_refused() -> None:
-    alone = Gateway(None, Clock())
-    async with running(alone):
-        alone.observe(1.0)
-        with pytest.raises(StateError, match="state: none"):
-            await alone.state.documents.put("m/rules", "one", after=0)
-        assert alone.state.documents.get("m/rules") is None
-    assert alone.known == (1.0, 1.0)
 
 
 async def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,8 +6,8 @@ five answers learned, in the tables of their learner, version 2 of the rules pin
 
 from __future__ import annotations
 
+import itertools
 import json
-import logging
 import sqlite3
 from pathlib import Path
 
@@ -58,6 +58,13 @@ def stored(schema: str, redis: RedisServer) -> RedisStore:
     return RedisStore(redis.url, "gateway")
 
 
+@pytest.fixture(params=itertools.product(SCHEMAS, ["sqlite", "redis"]), ids="-".join)
+def store(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Store:
+    """A store that an earlier version has written."""
+    schema, kind = request.param
+    return written(schema, tmp_path / "state.sqlite") if kind == "sqlite" else stored(schema, redis)
+
+
 def learned(member: Member) -> dict[str, float]:
     """Return the number of observations by table."""
     tables = member.statistics.tables.values()
@@ -65,7 +72,10 @@ def learned(member: Member) -> dict[str, float]:
 
 
 def member_of(store: Store, tables: tuple[Table, ...] = FORMER) -> Member:
-    return Member(store, Clock(WRITTEN_S), "llama", tables)
+    """Return a member that knows what the store has."""
+    member = Member(store, Clock(WRITTEN_S), "llama", tables)
+    member.sync()
+    return member
 
 
 def pin_in(store: Store) -> Pin:
@@ -73,47 +83,31 @@ def pin_in(store: Store) -> Pin:
     documents.settle(documents.refresh(store, store.stamps()))
     assert [each.version for each in documents.history("llama/rules")] == [1, 2]
     document = documents.get("llama/pin")
-    assert document is not None
     return Pin.model_validate_json(document.text)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_what_earlier_versions_stored_survives(schema: str, kind: str, tmp_path: Path, redis: RedisServer) -> None:
-    path = tmp_path / "state.sqlite"
-    store: Store = written(schema, path) if kind == "sqlite" else stored(schema, redis)
+def test_what_earlier_versions_stored_survives(store: Store) -> None:
     for _ in range(2):  # as it begins, and after a restart
-        member = member_of(store)
-        member.sync()
+        assert learned(member_of(store)) == {"acceptance": 5.0, "length": 5.0, "steps": 5.0}
         pin = pin_in(store)
-        assert learned(member) == {"acceptance": 5.0, "length": 5.0, "steps": 5.0}
         assert pin.version == 2
         assert [rule.name for rule in settings_of(pin.rules).rules] == ["code", "rest"]
         store.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-@pytest.mark.parametrize("schema", SCHEMAS)
 def test_what_a_former_learner_has_learned_begins_anew_beside_its_pins(
-    schema: str, kind: str, tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, tables = tmp_path / "state.sqlite", tuple(Learned(LearnedSettings()).statistics.tables.values())
-    store: Store = written(schema, path) if kind == "sqlite" else stored(schema, redis)
+    tables = tuple(Learned(LearnedSettings()).statistics.tables.values())
     member = member_of(store, tables)
     member.sync()
-    member.sync()
-    own = ", ".join(f"{table.name}.{table.width}.{table.epoch_s:g}" for table in tables)
-    assert caplog.messages == [
-        "llama: what another version has learned begins anew, since this one keeps it in another form: "
-        f"acceptance.3.1800, length.3.1800, steps.16.225 is not read; this one has {own}"
-    ]
+    (said,) = caplog.messages
+    assert "acceptance.3.1800, length.3.1800, steps.16.225 is not read; this one has" in said
     assert not any(learned(member).values())
     assert pin_in(store).version == 2
     member.statistics.add(LENGTH, ("", "0/0", "code/2", "", ""), 1.0, 0.5, 1.0, 0.5)
     member.sync()
-    restarted = member_of(store, tables)
-    restarted.sync()
-    assert learned(restarted)["log_length"] == 1.0, "what is learned from now on stays"
+    assert learned(member_of(store, tables))["log_length"] == 1.0, "what is learned from now on stays"
     store.close()
 
 
@@ -131,17 +125,12 @@ def test_a_file_of_a_later_version_is_left_alone(
     connection.close()
     before = path.read_bytes()
     store = SqliteStore(path)
-    with caplog.at_level(logging.ERROR):
-        member = member_of(store)
-        member.sync()
-        member.sync()
+    member = member_of(store)
+    member.sync()
     assert learned(member)["length"] == (5.0 if had_copy else 0.0)
-    origin = "the one from the last time" if had_copy else "a new file"
     (message,) = caplog.messages
-    assert message == (
-        f"{path}: written by a later version of the gateway (format 3); it is left as it is, and "
-        f"state.sqlite.format-2 is used: {origin}"
-    )
+    assert "written by a later version of the gateway (format 3)" in message
+    assert message.endswith("the one from the last time" if had_copy else "a new file")
     assert store.location == str(own)
     store.close()
     assert path.read_bytes() == before

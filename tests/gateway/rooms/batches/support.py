@@ -26,6 +26,11 @@ def jsonl(*lines: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
+def kept(folder: Path) -> list[Path]:
+    """Return the files of a folder and those below, without its lock."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
 @asynccontextmanager
 async def batches(folder: Path, **settings: Any) -> AsyncIterator[Running]:
     settings = {"timeouts": {"first_byte_s": 60.0}} | settings  # what is held is not asked for again
@@ -57,6 +62,16 @@ async def ended(client: openai.AsyncOpenAI, batch_id: str, status: str = "comple
     batch = await client.batches.retrieve(batch_id)
     assert batch.status == status, batch
     return batch
+
+
+async def until_completed(client: openai.AsyncOpenAI, batch_id: str, count: int) -> None:
+    """Wait until so many lines of a batch have been answered."""
+
+    async def is_it() -> bool:
+        counts = (await client.batches.retrieve(batch_id)).request_counts
+        return counts is not None and counts.completed == count
+
+    await eventually_async(is_it)
 
 
 async def lines_of(client: openai.AsyncOpenAI, file_id: str) -> list[dict[str, Any]]:

@@ -12,25 +12,27 @@ import openai
 import pytest
 
 from gateway.config.settings.keys import KeySettings
-from gateway.relay.waiting.shares import FairShares
 from gateway.rooms.batches import api
-from gateway.rooms.batches.line_request import client_of_lines
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
-from gateway.rooms.batches.places import ModelPlaces
+from gateway.rooms.batches.places import ModelPlaces, Places
 from gateway.rooms.batches.storage import Storage
-from gateway.routing.keys import Client
-from gateway.routing.model import Traffic
-from policies.roles import Price
 from tests.gateway.conftest import MODEL, start_gateway
-from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, holds, jsonl, line, lines_of
+from tests.gateway.rooms.batches.support import (
+    CHAT,
+    batches,
+    begin,
+    client_of,
+    ended,
+    holds,
+    jsonl,
+    kept,
+    line,
+    lines_of,
+    until_completed,
+)
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually, eventually_async
-
-
-def modes_of(folder: Path) -> set[int]:
-    """Return who may read what is kept there."""
-    return {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 @pytest.mark.slow
@@ -56,22 +58,8 @@ async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
         assert [each.id async for each in await client.batches.list()] == [batch.id]
         file = await client.files.retrieve(batch.output_file_id)
         assert (file.purpose, file.bytes) == ("batch_output", len((await client.files.content(file.id)).content))
-        assert (await client.files.delete(file.id)).deleted
-        with pytest.raises(openai.NotFoundError):
-            await client.files.retrieve(file.id)
         assert await running.counted("gateway_batch_lines_total", model=MODEL, outcome="completed") == 30
-        assert modes_of(tmp_path) == {0o600}
-
-
-@pytest.mark.slow
-async def test_lines_for_an_adapter_run_where_it_is_loaded(tmp_path: Path) -> None:
-    async with batches(tmp_path) as running, client_of(running) as client:
-        running.upstreams["b"].adapters = ["sql"]
-        await running.until(lambda: running.backend("b").engine.said.adapters == {"sql"})
-        names = [*map(str, range(20))]
-        batch = await ended(client, (await begin(client, jsonl(*(line(each, model="sql") for each in names)))).id)
-        assert (batch.request_counts.completed, batch.request_counts.failed) == (20, 0)
-        assert len(running.upstreams["b"].seen) == 20
+        assert {path.stat().st_mode & 0o777 for path in kept(tmp_path)} == {0o600}
 
 
 async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Path) -> None:
@@ -106,33 +94,6 @@ async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Pa
         assert (error.line, error.code) == (1, "model_not_found")
         assert batch.output_file_id is None
         assert not any(upstream.seen for upstream in running.upstreams.values())
-
-
-@pytest.mark.slow
-async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) -> None:
-    busy = {"left": 3}
-
-    async def behave(wire: Wire) -> None:
-        text = wire.seen.json["input"]
-        if text == "wrong":
-            await wire.json({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
-        elif text == "broken":
-            await wire.json({"error": {"message": "oh", "type": "InternalServerError", "code": 500}}, 500)
-        elif text == "later" and busy["left"]:
-            busy["left"] -= 1
-            await wire.json({"error": {"message": "wait", "type": "x", "code": 429}}, 429)
-        else:
-            await wire.json({"object": "list", "data": [{}], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
-
-    texts = ["well", "wrong", "broken", "later"]
-    lines = [line(text, "/v1/embeddings") | {"body": {"model": MODEL, "input": text}} for text in texts]
-    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
-        batch = await ended(client, (await begin(client, jsonl(*lines), "/v1/embeddings")).id)
-        assert batch.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
-        assert {each["custom_id"] for each in await lines_of(client, batch.output_file_id)} == {"well", "later"}
-        errors = {each["custom_id"]: each["response"] for each in await lines_of(client, batch.error_file_id)}
-        assert {name: each["status_code"] for name, each in errors.items()} == {"wrong": 400, "broken": 500}
-        assert errors["wrong"]["body"]["error"]["message"] == "no"
 
 
 async def test_cancel(tmp_path: Path) -> None:
@@ -177,27 +138,6 @@ async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> No
         assert (await asked).status_code == 200
         output = await lines_of(client, (await ended(client, batch.id)).output_file_id)
         assert sorted(each["custom_id"] for each in output) == names
-
-
-@pytest.mark.slow
-async def test_a_replica_with_requests_of_others_has_one_line(tmp_path: Path) -> None:
-    released = asyncio.Event()
-
-    async def behave(wire: Wire) -> None:
-        if "mine" in wire.seen.body.decode():
-            await released.wait()
-        await asyncio.sleep(0.2)  # longer than it takes until a line that has no place is given up
-        await well(wire)
-
-    names = [f"line {number}" for number in range(30)]
-    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
-        asked = asyncio.create_task(running.chat("mine"))
-        await eventually(lambda: any(backend.in_flight for backend in running.gateway.pool))
-        batch = await begin(client, jsonl(*map(line, names)))
-        assert (await ended(client, batch.id)).request_counts.completed == 30
-        released.set()
-        assert (await asked).status_code == 200
-        assert await running.counted("gateway_requests_total", outcome="cancelled") == 0
 
 
 @pytest.mark.slow
@@ -267,18 +207,6 @@ async def test_without_the_section_there_are_no_batches() -> None:
         assert (await running.client.get("/v1/files")).json()["error"]["code"] == "path_closed"
 
 
-def tear_last_line(folder: Path) -> None:
-    """Leave half a line at the end of the answers, as a machine that fails may do."""
-    notes = next(folder.glob("open/*.notes"))
-    with notes.open("ab") as file:
-        file.write(b'12 + 0123abcd {"id":"batch_req_1","custom_id":"held","resp')
-
-
-def kept_answers(folder: Path) -> list[bytes]:
-    (path,) = folder.glob("open/*.notes")
-    return [each for _, each in Notes(Storage(folder), str(path.relative_to(folder))).answers()]
-
-
 @pytest.mark.slow
 async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tmp_path: Path) -> None:
     released = asyncio.Event()
@@ -302,22 +230,20 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
             ups = [*first.upstreams.values(), *second.upstreams.values()]
             return [each.json["messages"][0]["content"] for up in ups for each in up.seen]
 
-        async def is_all_but_one_answered() -> bool:
-            counts = (await other.batches.retrieve(batch.id)).request_counts
-            return counts is not None and counts.completed == 20
-
-        await eventually_async(is_all_but_one_answered)
+        await until_completed(other, batch.id, 20)
         assert sorted(seen()) == sorted(names)
         assert not any(upstream.seen for upstream in second.upstreams.values())
-        assert len(kept_answers(tmp_path)) == 20, "a gateway that is killed loses none of them"
+        (notes,) = [str(path.relative_to(tmp_path)) for path in kept(tmp_path) if path.suffix == ".notes"]
+        storage = Storage(tmp_path)
+        assert len([*Notes(storage, notes).answers()]) == 20, "a gateway that is killed loses none of them"
         await stack.aclose()
-        tear_last_line(tmp_path)
+        storage.append(notes, b'12 + 0123abcd {"id":"batch_req_1","custom_id":"held","resp')  # a machine has failed
         released.set()
         batch = await ended(client, batch.id)
         output = await lines_of(client, batch.output_file_id)
         assert sorted(each["custom_id"] for each in output) == sorted(names)
         assert sorted(seen()) == sorted([*names, "held"])
-        assert Storage(tmp_path).names("open") == []
+        assert storage.names("open") == []
 
 
 async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
@@ -332,22 +258,25 @@ async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
         assert places.at.keys() == {"a", "b"}
 
 
-def test_lines_have_no_share() -> None:
-    """They weigh what they cost others, and keep none of their places."""
-    asks, lines = Client("asks", id="asks"), client_of_lines(Client("asks", id="asks"))
-    traffic, shares = Traffic(), FairShares()
-    for client, count in ((asks, 20), (lines, 2)):
-        for _ in range(count):
-            traffic.begin(client)
-    assert traffic.overuse(asks) == pytest.approx(1.0, rel=0.11)
-    assert traffic.overuse(lines) == 5.0
-    of_lines, of_asks = shares.party("lines", lines.weight), shares.party("asks")
-    for _ in range(30):
-        of_lines.charge(Price(0.1, 0.01, 10.0, 0.1))
-    for _ in range(61):
-        of_asks.charge(Price(0.1, 0.01, 10.0, 0.1))
-    assert of_asks.has_room(62.0)
-    assert of_asks.backends_for(Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
+def test_lines_are_begun_that_can_end() -> None:
+    """Lines of half a second beside a request of 20 ms twice a second: each runs about once."""
+    places, ends_s = Places(16, 0.0), dict[Line, float]()
+    started = answered = 0
+    for now_s in (0.01 * step for step in range(12_000)):
+        is_shared, has_come = now_s % 0.5 < 0.02, now_s % 0.5 < 0.01
+        for given_up in places.look(now_s, is_shared=is_shared, has_come=has_come):
+            places.gave_up(given_up)
+            del places.lines[given_up], ends_s[given_up]
+        assert len(places.lines) <= 1 or not is_shared
+        for over in [each for each, end_s in ends_s.items() if end_s <= now_s]:
+            places.answered(0.5)
+            answered += 1
+            del places.lines[over], ends_s[over]
+        while places.may_begin(now_s, begun := Line(started, "a")):
+            places.lines[begun], ends_s[begun] = None, now_s + 0.5
+            started += 1
+    assert answered > 200
+    assert started <= answered + 5
 
 
 @pytest.mark.slow

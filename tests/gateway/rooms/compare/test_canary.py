@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from backends.health import State
+from gateway.cli.admin import Admin
+from gateway.cli.app import app
+from gateway.rooms.compare import canary as command_line
+from tests.gateway.conftest import MODEL
+from tests.gateway.rooms.compare.support import begin, with_state
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until, until_ready
 from tests.support.paths import ROOT
 from tests.support.simulated_engine import MISSING
 
-POOL = """
-server: {{drain_s: 3}}
-health: {{interval_s: 0.2}}
-models:
-  m:
-    default_temperature: 1
-    backends:
-      a: {engine}
-      b: {engine}
-admin: {{key: "{admin}"}}
-state: {{file: {state}}}
-"""
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 CONFIG = '{"method": "suffix", "num_speculative_tokens": 24}'
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
+    serve = {"model": "org/m", "command": [sys.executable, "-m", "tests.support.simulated_engine"]}
+    backends = {name: {"method": "baseline", "serve": serve | {"env": {"PYTHONPATH": str(ROOT)}}} for name in "ab"}
+    sections = {"models": {"m": {"default_temperature": 1, "backends": backends}}, "admin": {"key": ADMIN_KEY}}
+    sections |= {
+        "server": {"drain_s": 3},
+        "health": {"interval_s": 0.2},
+        "state": {"file": str(tmp_path / "state.sqlite")},
+    }
     path = tmp_path / "pool.yaml"
-    command = [sys.executable, "-m", "tests.support.simulated_engine"]
-    engine = f"{{method: baseline, serve: {{model: org/m, command: {command}, env: {{PYTHONPATH: {ROOT}}}}}}}"
-    path.write_text(POOL.format(engine=engine, admin=ADMIN_KEY, state=tmp_path / "state.sqlite"))
+    path.write_text(json.dumps(sections))
     return path
 
 
 def replica(command: Command, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = command.get("/admin/pool", headers=command.admin).json()["models"]["m"]["backends"][name]
-    return found
+    return command.get("/admin/pool", headers=command.admin).json()["models"]["m"]["backends"][name]
 
 
 def canary(command: Command, config: str) -> subprocess.Popen[str]:
@@ -54,9 +55,8 @@ def canary(command: Command, config: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_engine_is_started_anew_and_then_as_before(pool: Path, tmp_path: Path, workers: str) -> None:
-    with gateway_command(pool, tmp_path, "--workers", workers) as command:
+def test_the_engine_is_started_anew_and_then_as_before_also_where_it_does_not_start(pool: Path, tmp_path: Path) -> None:
+    with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until_ready(command)
         until(lambda: replica(command, "b")["process"] == "ready")
         before = replica(command, "b")["pid"]
@@ -77,25 +77,76 @@ def test_the_engine_is_started_anew_and_then_as_before(pool: Path, tmp_path: Pat
         until(lambda: replica(command, "b")["state"] == "up")
         assert replica(command, "b")["method"] == "baseline"
 
-
-@pytest.mark.slow
-def test_an_engine_that_does_not_start_so_is_started_as_before(pool: Path, tmp_path: Path) -> None:
-    with gateway_command(pool, tmp_path) as command:
-        until_ready(command)
-        until(lambda: replica(command, "b")["process"] == "ready")
         trying = canary(command, f'{{"method": "eagle3", "model": "{MISSING}", "num_speculative_tokens": 3}}')
         said, _ = trying.communicate(timeout=60)
         assert trying.returncode == 1
         assert "The engine of b does not start: exit status 1. It is started as before." in said
         until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
         assert replica(command, "b")["method"] == "baseline"
-        refused = canary(command, '{"method": "suffix", "num_speculative_tokens": 0}')
-        said, _ = refused.communicate(timeout=60)
-        assert refused.returncode == 1, said
-        assert "Nothing was changed: speculative_config.num_speculative_tokens: must be greater" in said
-        until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
-        said, _ = canary(
-            command, '{"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}'
-        ).communicate(timeout=60)
-        assert "only the pool file can name it" in said
-        until(lambda: replica(command, "b")["state"] in {"up", "recovering"})
+        for config, why in (
+            ('{"method": "suffix", "num_speculative_tokens": 0}', "num_speculative_tokens: must be greater"),
+            ('{"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}', "only the pool file can"),
+        ):
+            said, _ = canary(command, config).communicate(timeout=60)
+            assert why in said
+            until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
+
+
+APART = {"a": "baseline", "b": "eagle3"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "replica", "config", "problem"),
+    [
+        (APART, "x", "{}", "no replica x; there are: m/a, m/b"),
+        (APART, "a", "{]", "--with is no JSON"),
+        (APART, "a", '{"method": "suffix"}', "--with lacks num_speculative_tokens"),
+        (APART, "a", '{"method": "sufix", "num_speculative_tokens": 3}', "did you mean 'suffix'?"),
+        (APART, "a", "{}", "no other replica that is up serves as a does"),
+        (APART | {"eagle3": "eagle3"}, "eagle3", "{}", "eagle3 names a replica and a method"),
+        (APART | {"c": "eagle3"}, "b", "{}", "replicas of m are being compared; end that first"),
+    ],
+)
+async def test_a_canary_that_cannot_be_compared_changes_nothing(
+    methods: dict[str, str], replica: str, config: str, problem: str, tmp_path: Path
+) -> None:
+    async with with_state(tmp_path, methods) as gateway:
+        if "are being compared" in problem:
+            await begin(gateway, a="a", b="b")
+        result = await gateway.command("canary", "--replica", replica, "--with", config)
+        assert result.exit_code == 2, result.output
+        assert problem in result.stderr
+        assert {each.health.state for each in gateway.gateway.pool} == {State.UP}
+
+
+def test_a_simulated_replica_has_no_engine_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = {"method": "baseline", "num_speculative_tokens": 0, "speculative_config": {}, "state": "up"}
+    each |= {"process": "ready", "simulated": True}
+    asked: list[str] = []
+
+    def get(_: Admin, path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {"models": {MODEL: {"backends": {"a": each, "b": each}}}}
+
+    monkeypatch.setattr(Admin, "get", get)
+    suffix = '{"method": "suffix", "num_speculative_tokens": 24}'
+    result = CliRunner().invoke(app, ["canary", "--replica", "a", "--with", suffix])
+    assert "a is simulated" in result.stderr
+    assert asked == ["/admin/pool"], "nothing has happened"
+
+
+def test_what_a_canary_waits_for_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command_line, "_POLL_S", 0.0)
+    begun = {"id": "one", "began_s": 0.0}
+    running = begun | {"stage": "running", "block_s": 10.0, "blocks": 0, "findings": []}
+    loads = [(1, 2), (0, 2), (0, 1), (0, 0)]
+    pool = [{"models": {MODEL: {"backends": {"a": {"in_flight": own, "others": too}}}}} for own, too in loads]
+    ended = {"stage": "stopped", "sentence": "Nothing is known."}
+    documents = [running | more for more in ({"minutes": 0.5}, {"minutes": 0.8}, {"minutes": 0.9}, ended)]
+    answers = iter([*pool, *({"models": {MODEL: each}} for each in documents)])
+    monkeypatch.setattr(Admin, "get", lambda *_: next(answers))
+    command_line._drained(Admin("", ""), MODEL, "a")
+    assert "Still waiting for 2 requests at a that others have sent" in capsys.readouterr().out
+    assert command_line._ended(Admin("", ""), MODEL, begun) is None
+    waits = f"It waits for requests: in 0.8 min none of {MODEL} has counted."
+    assert capsys.readouterr().out == f"{waits}\nNothing is known.\n"

@@ -1,39 +1,39 @@
-"""The report of a comparison, in words."""
+"""The report of a comparison, in words, and what to change as it is written for vLLM."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from gateway.rooms.compare.report import cost_of, page
-
-COMPARED: dict[str, Any] = {
-    "stage": "stopped",
-    "sentence": "Nothing is known.",
-    "arms": {"one": {"replicas": ["a"]}, "other": {"replicas": ["b"]}},
-    "findings": [],
-    "minutes": 2.0,
-    "blocks": 3,
-    "began_s": 1_700_000_000.0,
-    "policies": [],
-    "usual": True,
-    "cost": None,
-}
+from gateway.rooms.compare.report import cost_of, lines_of
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("stage", "usual", "policies", "words"),
     [
-        ({"stage": "running"}, "It is not known yet"),
-        ({}, "It is not known what comparing cost"),
-        ({"usual": False}, "is not measured"),
-        ({"policies": ["learned", "random"]}, "is not measured"),
+        ("running", True, [], "It is not known yet"),
+        ("stopped", True, [], "It is not known what comparing cost"),
+        ("stopped", False, [], "is not measured"),
+        ("stopped", True, ["learned", "random"], "is not measured"),
     ],
 )
-def test_why_the_cost_is_not_known(fields: dict[str, Any], words: str) -> None:
-    assert words in cost_of(COMPARED | fields)
+def test_why_the_cost_is_not_known(stage: str, usual: bool, policies: list[str], words: str) -> None:
+    assert words in cost_of({"cost": None, "stage": stage, "usual": usual, "policies": policies})
 
 
-def test_the_page_says_when_it_was() -> None:
-    assert "2 minutes on 2023-11-14, 3 blocks of time" in page("m", COMPARED)
+def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
+    def point(in_flight: float, ratio: float) -> dict[str, float]:
+        return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
+
+    # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
+    finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
+    document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
+    assert '"num_speculative_tokens": 5' in lines_of(document, "k = 5")
+    head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
+    as_measured, configured = lines_of(document | {"drafter": head}, "k = 5").split(
+        "# by the passes of the calibration"
+    )
+    assert '"num_speculative_tokens": 5' in as_measured
+    assert '"num_speculative_tokens": 1' in configured
+    untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
+    assert "made all 5 passes at each depth" in untold
+    assert untold.count("--speculative-config") == 1

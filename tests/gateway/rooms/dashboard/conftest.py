@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from gateway.rooms.dashboard import room as dashboard
-from tests.gateway.conftest import Running
+from tests.gateway.conftest import Running, start_gateway
 
 HISTORY, SNAPSHOT = "/admin/dashboard/history", "/admin/dashboard/snapshot"
 
@@ -17,6 +18,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have snapshots and points made without long pauses."""
     monkeypatch.setattr(dashboard, "SNAPSHOT_S", 0.0)
     monkeypatch.setattr(dashboard, "POINT_S", 0.1)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with start_gateway() as started:
+        yield started
 
 
 async def snapshot(running: Running) -> Any:

@@ -13,11 +13,8 @@ def minutes(*requests: float) -> list[Minute]:
     return [Minute(each, 10.0 * each, 2.0 * each, 2.0 * each) for each in requests]
 
 
-def test_even_traffic_stays() -> None:
+def test_even_traffic_stays_and_growth_goes_on_until_a_replica_is_up() -> None:
     assert forecast(minutes(*[60.0] * 30)) == approx((1.0, 10.0, 2.0))
-
-
-def test_growth_goes_on_until_a_replica_is_up() -> None:
     expected = forecast(minutes(*[60.0] * 10, *range(60, 120, 6)), ahead=5)
     assert expected.requests == approx((117.0 + 5 * 6) / 60.0)
 

@@ -126,27 +126,16 @@ async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "missing"),
-    [({"name": "learned", "seed": 0}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")],
+    ("policy", "missing"), [({"name": "learned"}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")]
 )
-async def test_without_targets_nothing_is_said(policy: dict[str, object], missing: str) -> None:
-    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+async def test_without_targets_nothing_is_said_and_no_figure_is_left(policy: dict[str, object], missing: str) -> None:
+    async with start_gateway(policy=policy) as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
-        for _ in range(3):
-            await chats(running)
         await running.until(lambda: MODEL in found.fleets and len(found.fleets[MODEL].minutes) > 8)
         answer = await asked(running)
         assert (answer.status_code, missing in answer.json()["error"]["message"]) == (404, True)
         assert not await fleet_findings(running)
-        page = (await running.client.get("/metrics")).text
-        assert not any(series(page, name) for name in SERIES)
         assert (await running.admin("dashboard/snapshot"))["models"][0]["load"] is None
-
-
-@pytest.mark.slow
-async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:
-    async with start_gateway() as running:
-        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         fleet = model.ModelFleet()
         fleet.saturation, fleet.needed = 0.4, model.Change({"ngram": 2}, 1.0, 1.2)
         found._show(MODEL, fleet)

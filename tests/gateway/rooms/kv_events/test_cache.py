@@ -53,6 +53,8 @@ def test_what_was_used_before_an_evicted_block_is_gone() -> None:
     assert cache.evicted_s == 1.0
     cache.tell(removed(2), removed(77))
     assert cache.evicted_s == 1.0, "an older one, and one that is not known"
+    again = Told([stored(1)], [stored(2)], [stored(1)], [removed(1)])
+    assert again.evicted_s == 2.0, "one that is found again counts from then"
 
 
 def test_fields_that_are_not_known_are_ignored() -> None:
@@ -62,11 +64,6 @@ def test_fields_that_are_not_known_are_ignored() -> None:
     old = [["BlockStored", [1], None, [7] * 16, 16, None, "GPU", None, [7] * 3, {"a": 1}]]
     cache = Told(old, [["BlockRemoved", [1], "GPU", None, [7]]])
     assert (cache.is_known, cache.problems, cache.evicted_s) == (True, [], 0.0)
-
-
-def test_a_block_that_is_found_again_counts_from_then() -> None:
-    cache = Told([stored(1)], [stored(2)], [stored(1)], [removed(1)])
-    assert cache.evicted_s == 2.0
 
 
 def test_a_gateway_that_joins_knows_from_the_first_eviction_on() -> None:
@@ -112,11 +109,6 @@ def test_a_cleared_cache_is_empty() -> None:
     assert Told([["AllBlocksCleared"]]).evicted_s == 0.0
 
 
-def test_events_of_older_versions_are_arrays() -> None:
-    cache = Told([["BlockStored", [1], None, [5] * 16, 16, None, "GPU"]], [["BlockRemoved", [1]]])
-    assert cache.evicted_s == 0.0
-
-
 def test_only_the_cache_of_the_engine_itself_counts() -> None:
     windowed = stored(2, kv_cache_spec_sliding_window=128, group_idx=1)
     cache = Told([stored(1, group_idx=0), windowed, stored(3, medium="CPU")])
@@ -138,12 +130,7 @@ def test_only_the_cache_of_the_engine_itself_counts() -> None:
         message(2, ["SomethingNew", [1]]),
         message(2, {"block_hashes": [1]}),
         message(2, stored(1) | {"block_hashes": [[1]]}),
-        message(2, stored(1) | {"block_hashes": 1}),
         message(2, stored(1, group_idx=[7])),
-        message(2, removed(1, group_idx={"a": 1})),
-        message(2, stored(1, kv_cache_spec_sliding_window=[])),
-        message(2, stored(1, medium=["GPU"])),
-        message(2, [["BlockStored"], [1]]),
         message(2, stored(b"x" * 65)),
         message(2, *[stored(*[1] * 20_000)] * 2),
         message(2, *[{"type": "AllBlocksCleared"}] * 20_000),
@@ -151,7 +138,7 @@ def test_only_the_cache_of_the_engine_itself_counts() -> None:
         [b"", b"\0" * 8, b"\x92\xca\0\0\0\0" + b"\x91" * 100_000 + b"\xc0"],
         [b"", b"\0" * 8, b"\x92\xca\0\0\0\0" + b"\x91\x82\xa4type\xa6nested\xa1x" + b"\x81\xa1y" * 60_000 + b"\xc0"],
     ],
-    ids=range(21),
+    ids=range(16),
 )
 def test_nonsense_ends_the_knowledge(frames: list[bytes]) -> None:
     cache = Told([stored(1)], [stored(2)])

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from backends.launch.ports import free_port
 from gateway.config.pool_file import PoolFile
+from gateway.config.settings import PoolSettings
 from gateway.gateway import join
 from gateway.rooms.kv_events import room
 from gateway.rooms.kv_events.room import KvEventsRoom
@@ -64,6 +65,13 @@ async def answer(wire: Wire) -> None:
     await wire.json({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}], "usage": usage})
 
 
+@pytest.fixture
+async def running(engine: Publisher) -> AsyncIterator[Running]:
+    """A gateway with one replica that tells what it has cached."""
+    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as started:
+        yield started
+
+
 async def note(running: Running) -> str:
     """Return what is expected of replica `a` for the text."""
     return (await running.notes(TEXT))["a"]
@@ -80,33 +88,32 @@ async def until_noted(running: Running, text: str) -> None:
 
 @pytest.mark.slow
 async def test_what_an_engine_tells_decides_what_is_expected_there(
-    engine: Publisher, caplog: pytest.LogCaptureFixture
+    running: Running, engine: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.rooms.kv_events.room")
-    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
-        assert (await running.chat(TEXT)).status_code == 200
-        await until_noted(running, "tokens of the prompt cached, by estimate")
-        await until_heard(running, engine)
+    assert (await running.chat(TEXT)).status_code == 200
+    await until_noted(running, "tokens of the prompt cached, by estimate")
+    await until_heard(running, engine)
+    await running.chat(TEXT)
+    await until_noted(running, "tokens of the prompt cached, by events")
+    assert "m/a: what it has cached is expected by its events" in caplog.text
+    for _ in range(3):
         await running.chat(TEXT)
-        await until_noted(running, "tokens of the prompt cached, by events")
-        assert "m/a: what it has cached is expected by its events" in caplog.text
-        for _ in range(3):
-            await running.chat(TEXT)
-        assert await running.counted("gateway_kv_events_known", backend="a") == 1
-        assert await running.counted("gateway_prefix_tokens_total", outcome="found", source="events") == 1200
-        missed = await running.counted("gateway_prefix_tokens_total", outcome="missed", source="events")
-        assert missed > 0, "some 550 are expected"
-        engine.tell(stored(5))
-        engine.tell({"type": "AllBlocksCleared"})
-        await running.until(lambda: _cache(running).evicted_s > 0)
-        while "cached" in await note(running):
-            pass
-        await running.chat(TEXT)
-        await until_noted(running, "tokens of the prompt cached, by events")
-        engine.tell("nonsense")
-        await until_noted(running, "tokens of the prompt cached, by estimate")
-        assert await running.counted("gateway_kv_events_problems_total", kind="nonsense") == 1
-        assert await running.counted("gateway_kv_events_known", backend="a") == 0
+    assert await running.counted("gateway_kv_events_known", backend="a") == 1
+    assert await running.counted("gateway_prefix_tokens_total", outcome="found", source="events") == 1200
+    missed = await running.counted("gateway_prefix_tokens_total", outcome="missed", source="events")
+    assert missed > 0, "some 550 are expected"
+    engine.tell(stored(5))
+    engine.tell({"type": "AllBlocksCleared"})
+    await running.until(lambda: _cache(running).evicted_s > 0)
+    while "cached" in await note(running):
+        pass
+    await running.chat(TEXT)
+    await until_noted(running, "tokens of the prompt cached, by events")
+    engine.tell("nonsense")
+    await until_noted(running, "tokens of the prompt cached, by estimate")
+    assert await running.counted("gateway_kv_events_problems_total", kind="nonsense") == 1
+    assert await running.counted("gateway_kv_events_known", backend="a") == 0
 
 
 def _room(running: Running) -> KvEventsRoom:
@@ -189,86 +196,67 @@ async def test_engines_together_have_a_bounded_number_of_blocks(
         assert _cache(running, "b").is_known, "the one with most of them is not followed"
 
 
-async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(engine: Publisher) -> None:
-    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
-        await until_heard(running, engine)
-        await running.chat(TEXT)
-        _room(running).tick()
-        await until_noted(running, "by events")
-        backends = running.gateway.settings.models["m"].backends
-        backends["a"] = backends["a"].model_copy(update={"kv_events": None})  # type: ignore[index]
-        join(running.gateway)
-        assert "cached, by estimate" in await note(running)
-        await running.until(lambda: not _room(running)._engines)
+async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(
+    running: Running, engine: Publisher
+) -> None:
+    await until_heard(running, engine)
+    await running.chat(TEXT)
+    _room(running).tick()
+    await until_noted(running, "by events")
+    backends = running.gateway.settings.models["m"].backends
+    backends["a"] = backends["a"].model_copy(update={"kv_events": None})  # type: ignore[index]
+    join(running.gateway)
+    assert "cached, by estimate" in await note(running)
+    await running.until(lambda: not _room(running)._engines)
 
 
 @pytest.mark.slow
 async def test_an_engine_whose_host_has_vanished_is_looked_for_again(
-    engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its address leads to another host by now; the first one has closed nothing."""
+    """As where its address leads to another host by now, and the first one has closed nothing."""
     monkeypatch.setattr(room, "_HEARTBEAT_MS", 50)
     has_vanished, opened = asyncio.Event(), list[asyncio.StreamWriter]()
 
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if not has_vanished.is_set():
+                sink.write(data)
+
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        to = other if has_vanished.is_set() else engine
-        there = await asyncio.open_connection("127.0.0.1", int(to.endpoint.rpartition(":")[2]))
+        there = await asyncio.open_connection("127.0.0.1", int(engine.endpoint.rpartition(":")[2]))
         opened.extend([writer, there[1]])
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(1 << 16):
-                if to is other or not has_vanished.is_set():
-                    sink.write(data)
-
         await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
 
-    def hears(publisher: Publisher, name: bytes) -> bool:
-        publisher.send([b"", name, b""])
-        return bool(socket.poll(10)) and socket.recv_multipart()[1] == name
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as server:
+        socket = room._subscribed(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
-    server = await asyncio.start_server(forward, "127.0.0.1", 0)
-    socket = room._subscribed(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    await eventually(lambda: hears(engine, b"first"))
-    has_vanished.set()
-    await eventually(lambda: hears(other, b"second"))
-    socket.close(linger=0)
-    server.close()
+        def hears() -> bool:
+            engine.send([b"", b"first", b""])
+            return bool(socket.poll(10))
+
+        await eventually(hears)
+        has_vanished.set()
+        await eventually(lambda: len(opened) > 2)
+        socket.close(linger=0)
     for each in opened:
         each.close()
         with suppress(ConnectionError):
             await each.wait_closed()
 
 
-async def test_an_engine_to_whom_no_socket_could_be_opened_is_heard_later(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opens, refused = room._subscribed, list[str]()
-
-    def subscribed(endpoint: str) -> Any:
-        if len(refused) < 2:
-            refused.append(endpoint)
-            raise zmq.ZMQError(24)
-        return opens(endpoint)
-
-    monkeypatch.setattr(room, "_subscribed", subscribed)
-    async with start_gateway({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}) as running:
-        await until_heard(running, engine)
-        assert len(refused) == 2
-
-
 @pytest.mark.slow
 async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
+    running: Running, engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_LATE_S", 0.5)
-    async with start_gateway({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
-        await until_heard(running, engine)
-        await running.chat(TEXT)
-        await until_noted(running, "by events")
-        running.backend("a").in_flight += 1
-        await until_noted(running, "by estimate")
-        running.backend("a").in_flight -= 1
-        await until_noted(running, "by events")
+    await until_heard(running, engine)
+    await running.chat(TEXT)
+    await until_noted(running, "by events")
+    running.backend("a").in_flight += 1
+    await until_noted(running, "by estimate")
+    running.backend("a").in_flight -= 1
+    await until_noted(running, "by events")
 
 
 async def test_what_a_request_in_flight_uses_is_not_evicted(engine: Publisher) -> None:
@@ -298,27 +286,19 @@ async def test_what_a_request_in_flight_uses_is_not_evicted(engine: Publisher) -
         assert "cached" not in await note(running)
 
 
-@pytest.mark.parametrize(
-    ("kv_events", "ok"),
-    [
-        ("tcp://engine-0:5557", True),
-        ("ipc:///run/vllm/events", True),
-        ("tcp://*:5557", False),
-        ("http://engine-0:5557", False),
-        ("tcp://engine-0", False),
-    ],
-)
-def test_an_address_is_checked(kv_events: str, ok: bool) -> None:
-    pool = {"models": {"m": {"backends": {"a": {"url": "http://a:1", "method": "baseline", "kv_events": kv_events}}}}}
-    if ok:
-        assert KvEventsRoom.problem(PoolFile.model_validate(pool)) == ""
-    else:
-        with pytest.raises(ValidationError, match=r"kv_events"):
-            PoolFile.model_validate(pool)
+def pool_with(kv_events: str) -> PoolSettings:
+    backend = {"url": "http://a:1", "method": "baseline", "kv_events": kv_events}
+    return PoolFile.model_validate({"models": {"m": {"backends": {"a": backend}}}})
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["tcp://engine-0:5557", "ipc:///run/vllm/events"])
+def test_what_is_not_installed_is_said(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KvEventsRoom.problem(pool_with(address)) == ""
     monkeypatch.setattr(room, "find_spec", lambda _: None)
-    backend = {"url": "http://a:1", "method": "baseline", "kv_events": "tcp://a:5557"}
-    settings = PoolFile.model_validate({"models": {"m": {"backends": {"a": backend}}}})
-    assert "pyzmq and msgspec" in KvEventsRoom.problem(settings)
+    assert "pyzmq and msgspec" in KvEventsRoom.problem(pool_with(address))
+
+
+@pytest.mark.parametrize("address", ["tcp://*:5557", "http://engine-0:5557", "tcp://engine-0"])
+def test_an_address_is_checked(address: str) -> None:
+    with pytest.raises(ValidationError, match="kv_events"):
+        pool_with(address)

@@ -124,20 +124,28 @@ class PlayedStream:
             hint["x-gateway-destination-endpoint-subset"] = subset
         self.handler.handle(message)
 
+    def piece(self, piece: bytes) -> None:
+        """Send a piece of the body of a request."""
+        self.handler.handle(ProcessingRequest(request_body={"body": piece}))
+
     def body(self, *pieces: bytes) -> None:
         """Send the body of a request, and its end, which is an empty piece."""
         for piece in pieces:
-            self.handler.handle(ProcessingRequest(request_body={"body": piece}))
+            self.piece(piece)
         self.handler.handle(ProcessingRequest(request_body={"end_of_stream": True}))
 
     def head(self, status: int = 200, headers: Sequence[tuple[str, str]] = tuple(JSON), served: str = "") -> None:
         """Send the headers of an answer."""
         self.handler.handle(response_headers(status, headers, served))
 
+    def answer_piece(self, piece: bytes) -> None:
+        """Send a piece of the body of an answer."""
+        self.handler.handle(ProcessingRequest(response_body={"body": piece}))
+
     def answer(self, *pieces: bytes) -> None:
         """Send the body of an answer, and its end."""
         for piece in pieces:
-            self.handler.handle(ProcessingRequest(response_body={"body": piece}))
+            self.answer_piece(piece)
         self.handler.handle(ProcessingRequest(response_body={"end_of_stream": True}))
 
     # What the proxy was told
@@ -170,12 +178,22 @@ class PlayedStream:
     @property
     def bodies(self) -> list[tuple[bytes, bool]]:
         """The pieces of the request's body for the backend, each with whether it is the last."""
-        pieces = [
-            message.request_body.response.body_mutation.streamed_response
-            for message in self.wire.sent
-            if message.HasField("request_body")
-        ]
+        bodies = [message.request_body for message in self.wire.sent if message.HasField("request_body")]
+        pieces = [body.response.body_mutation.streamed_response for body in bodies]
         return [(piece.body, piece.end_of_stream) for piece in pieces]
+
+    @property
+    def answers(self) -> list[tuple[bytes, bool]]:
+        """The pieces of the answer for the client, each with whether it is the last."""
+        bodies = [message.response_body for message in self.wire.sent if message.HasField("response_body")]
+        pieces = [body.response.body_mutation.streamed_response for body in bodies]
+        return [(piece.body, piece.end_of_stream) for piece in pieces]
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The headers that the last message adds to the answer."""
+        headers = self.wire.sent[-1].response_headers.response.header_mutation.set_headers
+        return {each.header.key: each.header.raw_value.decode() for each in headers}
 
     @property
     def error(self) -> tuple[int, str]:

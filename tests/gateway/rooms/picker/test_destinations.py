@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import pytest
 
@@ -31,14 +30,6 @@ def test_an_address_is_known_at_once(url: str, destination: str) -> None:
     assert Destinations([]).of(backend(url)) == destination
 
 
-async def test_a_name_is_looked_up() -> None:
-    named = backend("http://localhost:8000")
-    destinations = Destinations([named])
-    assert destinations.of(named) == ""
-    await destinations.look_up()
-    assert destinations.of(named) in {"127.0.0.1:8000", "[::1]:8000"}
-
-
 async def test_what_has_left_the_pool_is_forgotten_and_what_has_joined_is_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -52,27 +43,6 @@ async def test_what_has_left_the_pool_is_forgotten_and_what_has_joined_is_looked
     await eventually(lambda: destinations._by_url.keys() == destinations._hosts.keys() == {"http://localhost:9000"})
     await eventually(lambda: destinations.of(pool[0]) in {"127.0.0.1:9000", "[::1]:9000"})
     looking.cancel()
-
-
-async def test_a_name_that_takes_long_does_not_keep_the_others_from_being_looked_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop, is_answered = asyncio.get_running_loop(), asyncio.Event()
-
-    async def answers(host: str, port: int, **_: Any) -> list[Any]:
-        if host == "slow":
-            await is_answered.wait()
-        return [(0, 0, 0, "", ("10.0.0.1", port))]
-
-    monkeypatch.setattr(loop, "getaddrinfo", answers)
-    slow, quick = backend("http://slow:1"), backend("http://quick:2")
-    destinations = Destinations([slow, quick])
-    looking = asyncio.create_task(destinations.look_up())
-    await eventually(lambda: destinations.of(quick))
-    assert destinations.of(slow) == ""
-    is_answered.set()
-    await looking
-    assert destinations.of(slow) == "10.0.0.1:1"
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", f"{'a' * 64}.x"])  # of which the second can be none

@@ -1,4 +1,4 @@
-"""The endpoint-picker protocol: bodies in any pieces, the subset that the proxy allows, and refusals."""
+"""The endpoint-picker protocol: bodies in pieces, the subset that is allowed, refusals, answers only shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.gateway.rooms.picker.played_proxy import (
     IDLE,
     JSON,
     NONE,
+    PlayedObservation,
     PlayedProxy,
+    PlayedStream,
     http_headers,
 )
 from tests.support.waiting import eventually
@@ -50,7 +52,7 @@ async def test_a_body_in_pieces_comes_back_whole_after_its_end(text: str, size: 
     stream, body = PlayedProxy().stream(), chat(text)
     stream.request([("content-length", str(len(body)))])
     for piece in split(body, size):
-        stream.handler.handle(ProcessingRequest(request_body={"body": piece}))
+        stream.piece(piece)
         assert not stream.wire.sent
     stream.body()
     await eventually(lambda: stream.wire.sent)
@@ -61,32 +63,18 @@ async def test_a_body_in_pieces_comes_back_whole_after_its_end(text: str, size: 
     assert stream.set_headers.get("content-length", str(len(body))) == str(len(body))
 
 
-async def test_the_bodies_of_requests_at_once_are_kept_apart() -> None:
-    proxy = PlayedProxy()
-    bodies = [chat(f"request {number}") for number in range(50)]
-    streams = [proxy.stream() for _ in bodies]
-    for stream, body in zip(streams, bodies, strict=True):
-        stream.request()
-        stream.handler.handle(ProcessingRequest(request_body={"body": body[:30]}))
-    for stream, body in reversed(list(zip(streams, bodies, strict=True))):
-        stream.body(body[30:])
-    assert [b"".join(piece for piece, _ in stream.bodies) for stream in streams] == bodies
-
-
 async def test_trailers_end_a_request_and_its_answer() -> None:
     stream = PlayedProxy().stream()
     stream.request()
-    stream.handler.handle(ProcessingRequest(request_body={"body": BODY}))
+    stream.piece(BODY)
     stream.handler.handle(ProcessingRequest(request_trailers=TRAILERS))
     assert stream.bodies == [(BODY, False)]
     assert stream.wire.sent[-1].HasField("request_trailers")
     stream.head()
-    stream.handler.handle(ProcessingRequest(response_body={"body": ANSWER}))
+    stream.answer_piece(ANSWER)
     stream.handler.handle(ProcessingRequest(response_trailers=TRAILERS))
-    *_, body, trailers = stream.wire.sent
-    assert body.response_body.response.body_mutation.streamed_response.body == ANSWER
-    assert not body.response_body.response.body_mutation.streamed_response.end_of_stream
-    assert trailers.HasField("response_trailers")
+    assert stream.answers == [(ANSWER, False)]
+    assert stream.wire.sent[-1].HasField("response_trailers")
 
 
 async def test_a_request_without_a_body_is_sent_on_and_its_answer_read() -> None:
@@ -113,14 +101,11 @@ async def test_the_last_piece_may_come_twice() -> None:  # as Envoy 1.35 and lat
 
 
 @pytest.mark.parametrize(
-    "body", [b"no healthy upstream", b'{"model": "cut off', b"\xff\xfe{}", b"", b"[]", b"null", b"1"]
+    ("body", "status"),
+    [(b"no JSON", 400), (b"\xff\xfe{}", 400), (b"", 400), (b"[]", 400), (b'{"model": "none", "messages": []}', 404)],
 )
-async def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
-    assert PlayedProxy().picked(body=body).error[0] == 400
-
-
-async def test_a_request_for_no_model_of_the_pool_is_refused() -> None:
-    assert PlayedProxy().picked(body=b'{"model": "none", "messages": []}').error[0] == 404
+async def test_a_body_that_is_no_request_is_refused(body: bytes, status: int) -> None:
+    assert PlayedProxy().picked(body=body).error[0] == status
 
 
 async def test_headers_that_come_twice_are_refused() -> None:
@@ -144,25 +129,19 @@ async def test_only_endpoints_of_the_subset_are_picked(subset: list[str] | str, 
     assert proxy.picked(subset=subset).destinations == destinations
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("subset", [[FOREIGN], []])
-async def test_a_subset_without_a_replica_gives_503(subset: list[str]) -> None:
-    assert PlayedProxy().picked(subset=subset).error[0] == 503
-
-
-async def test_a_pool_without_a_replica_gives_503() -> None:
+@pytest.mark.parametrize(("subset", "state"), [([FOREIGN], State.UP), ([], State.UP), (None, State.DOWN)])
+async def test_where_there_is_no_replica_gives_503(subset: list[str] | None, state: State) -> None:
     proxy = PlayedProxy()
     for backend in proxy.backends.values():
-        backend.health = Health(State.DOWN)
-    assert proxy.picked().error[0] == 503
+        backend.health = Health(state)
+    assert proxy.picked(subset=subset).error[0] == 503
 
 
 @pytest.mark.parametrize("namespace", ["envoy.lb.subset_hint", "other"])
 async def test_an_older_proxy_that_tells_neither_a_subset_nor_modes_has_the_whole_pool(namespace: str) -> None:
     stream = PlayedProxy().stream()
-    message = ProcessingRequest(
-        request_headers=http_headers([(":method", "POST"), (":path", CHAT), (":authority", "gateway")])
-    )
+    headers = http_headers([(":method", "POST"), (":path", CHAT), (":authority", "gateway")])
+    message = ProcessingRequest(request_headers=headers)
     message.metadata_context.filter_metadata[namespace]["other"] = "value"
     stream.handler.handle(message)
     stream.body(BODY)
@@ -178,8 +157,8 @@ async def test_events_are_passed_on_at_once_as_they_were(policy: str, size: int)
     stream = PlayedProxy(model={"policy": {"name": policy}}).picked()
     stream.head(headers=EVENTS)
     for piece in split(STREAM, size):
-        stream.handler.handle(ProcessingRequest(response_body={"body": piece}))
-        assert stream.wire.sent[-1].response_body.response.body_mutation.streamed_response.body == piece
+        stream.answer_piece(piece)
+        assert stream.answers[-1] == (piece, False)
 
 
 @pytest.mark.parametrize("mode", [FULL_DUPLEX, NONE])
@@ -198,11 +177,71 @@ async def test_an_error_of_the_engine_comes_back_as_it_was(status: int) -> None:
     stream = PlayedProxy().picked()
     stream.head(status, [("content-type", "text/plain")])
     stream.answer(b"upstream connect error")
-    answers = [message.response_body.response.body_mutation.streamed_response for message in stream.wire.sent[-2:]]
-    assert [(piece.body, piece.end_of_stream) for piece in answers] == [(b"upstream connect error", False), (b"", True)]
+    assert stream.answers == [(b"upstream connect error", False), (b"", True)]
 
 
 async def test_an_answer_of_the_proxys_own_is_let_through() -> None:
     stream = PlayedProxy().stream()
     stream.head(503, JSON)
     assert stream.wire.sent[-1].HasField("response_headers")
+
+
+# Answers that a second filter shows
+
+
+LEARNED = {"policy": {"name": "learned"}}
+EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def shown(proxy: PlayedProxy) -> tuple[PlayedStream, PlayedObservation]:
+    stream = proxy.picked(NONE)
+    return stream, PlayedObservation(proxy, stream)
+
+
+@pytest.mark.parametrize("order", ["stream, observation", "observation, stream"])
+async def test_an_answer_is_learned_from_in_whatever_order_the_streams_begin(order: str) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream, observation = shown(proxy)
+    for name in order.split(", "):
+        stream.head(headers=EVENTS) if name == "stream" else observation.head()
+    observation.answer(EVENT, EVENT + USAGE, DONE)
+    assert observation.handler.has_ended
+    stream.handler.close()
+    observation.handler.close()
+    assert proxy.count("gateway_output_tokens_total") == 2
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_the_end_may_be_shown_after_the_stream_has_ended_or_not_at_all(is_complete: bool) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream, observation = shown(proxy)
+    stream.head(headers=EVENTS)
+    observation.head()
+    observation.answer(EVENT, is_complete=False)
+    stream.handler.close()
+    if is_complete:
+        observation.answer(USAGE, DONE)
+    observation.handler.close()
+    assert not is_complete or proxy.count("gateway_output_tokens_total") == 2
+    assert proxy.count("gateway_requests_total", outcome="ok" if is_complete else "cancelled") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("why", ["no policy learns", "it is off", "the request is of another process"])
+async def test_nothing_more_is_shown_where_nothing_needs_it(why: str) -> None:
+    model = None if why == "no policy learns" else LEARNED
+    proxy = PlayedProxy({"picker": {"answers": 0}} if why == "it is off" else None, model=model)
+    stream, observation = shown(proxy)
+    if why == "the request is of another process":
+        observation._name = "unknown"
+    observation.head()
+    assert observation.handler.has_ended
+    observation.handler.close()
+    stream.head(headers=EVENTS)
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE

@@ -1,8 +1,9 @@
-"""The service as a whole, over gRPC."""
+"""The service as a whole, over gRPC, and the certificate of its address."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,16 +16,19 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from gateway.dialects.errors import GatewayError
-from gateway.relay.context import STOPPING
+from backends.validation import UsageError
+from gateway.config.settings import TlsSettings
+from gateway.listening.certificate import Certificate
 from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest, ProcessingResponse
 from gateway.rooms.picker.server import SERVICE, PickerServer
 from tests.gateway.rooms.picker.played_proxy import BODY, CHAT, IDLE, JSON, PlayedProxy, http_headers, response_headers
+from tests.support.certificates import copied, make_pair, replace
 from tests.support.command import gateway_command
 from tests.support.pool_file import NOWHERE, write_pool
-from tests.support.waiting import TIMEOUT_S, eventually, stays
+from tests.support.waiting import TIMEOUT_S, eventually, eventually_async
 
 PROCESS = f"/{SERVICE}/Process"
+PIECE = ProcessingRequest(request_body=HttpBody(body=b"{"))
 COMPLETE = [ProcessingRequest(request_body=HttpBody(body=BODY, end_of_stream=True))]
 
 
@@ -65,30 +69,21 @@ async def read(call: Any) -> ProcessingResponse:
 
 
 @pytest.mark.slow
-async def test_an_upload_that_does_not_end_is_refused() -> None:
-    async with serving({"server": {"body_s": 0.2}}) as (_, _, channel):
-        call = await begun(channel, ProcessingRequest(request_body=HttpBody(body=b"{")))
+async def test_an_upload_that_does_not_end_is_refused_and_the_call_ended() -> None:
+    async with serving({"server": {"body_s": 0.2}}) as (proxy, _, channel):
+        call = await begun(channel, PIECE)
         assert (await read(call)).immediate_response.status.code == 408
-        assert await call.read() is grpc.aio.EOF
-
-
-async def test_what_is_known_later_is_sent_and_ends_the_call() -> None:
-    async with serving({}) as (proxy, _, channel):
-        call = await begun(channel, *COMPLETE)
-        assert (await read(call)).HasField("request_headers")
-        assert (await read(call)).HasField("request_body")
-        (exchange,) = proxy.gateway.relay.exchanges
-        exchange.end_with_error(GatewayError(504, "Too late.", code="late"))
-        assert (await read(call)).immediate_response.status.code == 504
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
         assert proxy.in_flight() == IDLE
 
 
-@pytest.mark.parametrize("stage", range(4))
-async def test_a_call_that_the_proxy_ends_early_ends_well(stage: int) -> None:
-    piece = ProcessingRequest(request_body=HttpBody(body=b"{"))
-    messages = [[], [piece], COMPLETE, [*COMPLETE, response_headers(200, JSON, "")]][stage]
+@pytest.mark.parametrize(
+    "messages",
+    [[], [PIECE], COMPLETE, [*COMPLETE, response_headers(200, JSON, "")]],
+    ids=["head", "piece", "body", "answer"],
+)
+async def test_a_call_that_the_proxy_ends_early_ends_well(messages: list[ProcessingRequest]) -> None:
     async with serving({}) as (proxy, _, channel):
         call = await begun(channel, *messages)
         await call.done_writing()
@@ -99,13 +94,11 @@ async def test_a_call_that_the_proxy_ends_early_ends_well(stage: int) -> None:
 
 
 async def test_messages_that_are_only_shown_are_not_answered() -> None:
-    shown = ProcessingRequest(observability_mode=True, response_headers={})
     async with serving({}) as (_, _, channel):
         call: Any = channel.stream_stream(PROCESS)()
-        await call.write(shown.SerializeToString())
+        await call.write(ProcessingRequest(observability_mode=True, response_headers={}).SerializeToString())
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_health_is_told_of_each_service_that_there_is() -> None:
@@ -161,15 +154,61 @@ def test_clients_beside_the_proxy_are_told_at_once_that_the_gateway_ends(tmp_pat
         assert gateway.process.wait(TIMEOUT_S) == 0
 
 
-async def test_calls_end_well_when_the_picker_stops() -> None:
-    async with serving({}) as (proxy, picker, channel):
-        call = await begun(channel, *COMPLETE, response_headers(200, JSON, ""))
-        for _ in range(3):
-            await read(call)
-        stopped = asyncio.create_task(picker.stop(TIMEOUT_S))
-        await stays(lambda: not stopped.done(), for_s=0.05)
-        for exchange in list(proxy.gateway.relay.exchanges):
-            exchange.end_with_error(GatewayError(503, "The gateway is being stopped.", code=STOPPING))
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
-        await stopped
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[TlsSettings]:
+    folder = tmp_path_factory.mktemp("tls")
+    return [make_pair(folder / str(number)) for number in range(2)]
+
+
+@pytest.fixture
+def used(pairs: list[TlsSettings], tmp_path: Path) -> TlsSettings:
+    """A copy of the first pair, whose files may be replaced."""
+    return copied(pairs[0], tmp_path)
+
+
+def test_files_that_cannot_be_used_are_named(pairs: list[TlsSettings], tmp_path: Path) -> None:
+    mixed = TlsSettings(certificate=pairs[0].certificate, key=pairs[1].key)
+    missing = TlsSettings(certificate=tmp_path / "none.crt", key=pairs[0].key)
+    for settings in (mixed, missing):
+        with pytest.raises(UsageError, match=f"{settings.certificate} and {settings.key} cannot be used"):
+            Certificate(settings, "picker.tls")
+
+
+def test_half_of_a_new_pair_changes_nothing(
+    pairs: list[TlsSettings], used: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.listening.certificate")
+    certificate = Certificate(used, "picker.tls")
+    assert not certificate.renew()
+    assert not caplog.messages
+    replace(used.certificate, pairs[1].certificate)
+    assert not certificate.renew()
+    assert not certificate.renew()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    replace(used.key, pairs[1].key)
+    assert certificate.renew()
+    assert caplog.messages[-1] == f"picker.tls: {used.certificate} has been read again"
+    assert not certificate.renew()
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(pairs: list[TlsSettings], used: TlsSettings) -> None:
+    async with listening({"picker": {"tls": used.model_dump()}}) as (_, _, address):
+
+        async def serves(trusted: TlsSettings) -> bool:
+            credentials = grpc.ssl_channel_credentials(trusted.certificate.read_bytes())
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.secure_channel(address, credentials, options) as channel:
+                try:
+                    answer = await HealthStub(channel).Check(HealthCheckRequest(service="liveness"), timeout=10)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    return False
+                return bool(answer.status == HealthCheckResponse.SERVING)
+
+        assert await serves(pairs[0])
+        assert not await serves(pairs[1])
+        replace(used.certificate, pairs[1].certificate)
+        replace(used.key, pairs[1].key)
+        await eventually_async(lambda: serves(pairs[1]))
+        assert not await serves(pairs[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -31,17 +32,14 @@ LEARNED = {"policy": {"name": "learned"}}
 # The request
 
 
-async def test_the_chosen_replica_comes_first_and_then_the_least_loaded() -> None:
-    proxy = PlayedProxy()
+@pytest.mark.parametrize(("fallbacks", "others"), [(2, ",10.0.0.3:8000,10.0.0.2:8000"), (0, "")])
+async def test_the_chosen_replica_comes_first_and_then_the_least_loaded(fallbacks: int, others: str) -> None:
+    proxy = PlayedProxy({"picker": {"fallbacks": fallbacks}})
     proxy.backends["b"].in_flight = 5
     stream = proxy.picked()
-    assert stream.destinations == "10.0.0.1:8000,10.0.0.3:8000,10.0.0.2:8000"
+    assert stream.destinations == f"10.0.0.1:8000{others}"
     assert proxy.backends["a"].in_flight == 1
     assert proxy.count("gateway_decisions_total", policy="static") == 1
-
-
-async def test_fallbacks_can_be_left_out() -> None:
-    assert PlayedProxy({"picker": {"fallbacks": 0}}).picked().destinations == "10.0.0.1:8000"
 
 
 async def test_a_large_body_waits_for_its_turn_and_is_bounded_in_values() -> None:
@@ -67,25 +65,18 @@ async def test_keys_and_their_limits_hold_and_the_key_is_not_for_the_engine() ->
     key = ("authorization", "Bearer sk")
     assert proxy.picked(headers=[key]).removed_headers == ["authorization"]
     assert proxy.picked(headers=[key]).error == (429, "rate_limit_exceeded")
-
-
-async def test_an_engine_gets_its_own_key() -> None:
     backends = {"a": {"method": "baseline", "url": "http://10.0.0.1:8000", "api_key": "engine"}}
-    stream = PlayedProxy(model={"backends": backends}).picked(headers=[("x-api-key", "sk")])
-    assert (stream.set_headers["authorization"], stream.removed_headers) == ("Bearer engine", ["x-api-key"])
+    own = PlayedProxy(model={"backends": backends}).picked(headers=[("x-api-key", "sk")])
+    assert (own.set_headers["authorization"], own.removed_headers) == ("Bearer engine", ["x-api-key"])
 
 
 async def test_headers_that_are_for_the_gateway_do_not_reach_the_engine() -> None:
     headers = [("x-gateway-workload", "code"), ("x-gateway-destination-endpoint", "10.9.9.9:1"), ("x-request-id", "r")]
+    headers += [("x-vllm-priority", "-99"), ("x-session-id", "7")]
     stream = PlayedProxy().picked(headers=headers)
-    assert stream.removed_headers == ["x-gateway-workload"]
+    assert stream.removed_headers == ["x-gateway-workload", "x-vllm-priority"], "the bounds of the key would not hold"
     assert stream.destinations.startswith("10.0.0.1:8000"), "what the client named is overwritten"
     assert stream.set_headers["x-request-id"].endswith("-r"), "so that nobody takes the id of another's request"
-
-
-async def test_a_priority_that_only_an_engine_reads_does_not_reach_it() -> None:
-    stream = PlayedProxy().picked(headers=[("x-vllm-priority", "-99"), ("x-session-id", "7")])
-    assert stream.removed_headers == ["x-vllm-priority"], "the bounds of the key would not hold"
 
 
 async def test_what_was_judged_is_what_the_engine_gets() -> None:
@@ -126,7 +117,7 @@ async def test_a_path_of_the_gateway_gets_the_body_of_its_request(tmp_path: Path
     assert proxy.in_flight() == IDLE
     leaving = proxy.stream()
     leaving.request(path="/v1/batches")
-    leaving.handler.handle(ProcessingRequest(request_body={"body": b"01234"}))
+    leaving.piece(b"01234")
     leaving.handler.close()
     assert proxy.in_flight() == IDLE
     assert len(seen) == 1
@@ -139,7 +130,7 @@ async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> 
     assert announced.error == (413, "body_too_large")
     sent = proxy.stream()
     sent.request()
-    sent.handler.handle(ProcessingRequest(request_body={"body": b"x" * 2000}))
+    sent.piece(b"x" * 2000)
     assert sent.error == (413, "body_too_large")
     sent.handler.close()
     assert proxy.in_flight() == IDLE
@@ -150,7 +141,7 @@ async def test_of_unfinished_requests_above_the_bound_the_largest_pay() -> None:
     stalled = [proxy.stream() for _ in range(5)]
     for number, stream in enumerate(stalled):
         stream.request()
-        stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * (800 + number)}))
+        stream.piece(b"x" * (800 + number))
     assert proxy.in_flight()["unfinished"] == 5 * 800 + 10
     sent = proxy.picked(body=BODY + b" " * 200)
     assert sent.destinations, "whoever comes next is served"
@@ -168,7 +159,7 @@ async def test_a_body_that_stalls_or_takes_too_long_is_refused(drips: bool) -> N
     proxy = PlayedProxy({"server": {"body_s": 300}})
     stream, now_s = proxy.stream(), time.monotonic()
     stream.request()
-    stream.handler.handle(ProcessingRequest(request_body={"body": b"{"}))
+    stream.piece(b"{")
     proxy.picking.unfinished.check(now_s + 59.0)
     assert not stream.wire.has_ended
     if drips:
@@ -219,34 +210,20 @@ async def test_a_stream_is_not_asked_for_its_usage_which_the_proxy_would_pass_on
 # The answer
 
 
-async def test_a_complete_answer_is_learned_from_and_passed_on() -> None:
-    proxy = PlayedProxy(model=LEARNED)
+@pytest.mark.parametrize(("model", "tokens"), [(LEARNED, 3), ({}, 0)])
+async def test_a_complete_answer_is_passed_on_and_read_where_something_needs_it(
+    model: dict[str, Any], tokens: int
+) -> None:
+    proxy = PlayedProxy(model=model)
     stream = proxy.picked()
     stream.head()
-    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
-    assert {"x-gateway-backend", "x-gateway-method", "x-gateway-policy", "x-gateway-reason", "x-request-id"} <= {
-        each.header.key for each in headers
-    }
+    told = {"x-gateway-backend", "x-gateway-method", "x-gateway-policy", "x-gateway-reason", "x-request-id"}
+    assert told <= stream.told.keys()
     stream.answer(ANSWER[:5], ANSWER[5:])
-    pieces = [message.response_body.response.body_mutation.streamed_response for message in stream.wire.sent[-3:]]
-    assert [(piece.body, piece.end_of_stream) for piece in pieces] == [
-        (ANSWER[:5], False),
-        (ANSWER[5:], False),
-        (b"", True),
-    ]
+    assert stream.answers == [(ANSWER[:5], False), (ANSWER[5:], False), (b"", True)]
     assert proxy.in_flight() == IDLE
-    assert proxy.count("gateway_output_tokens_total") == 3
+    assert proxy.count("gateway_output_tokens_total") == tokens
     assert proxy.count("gateway_requests_total", outcome="ok") == 1
-
-
-async def test_an_answer_that_nothing_needs_is_passed_on_unread() -> None:
-    proxy = PlayedProxy()
-    stream = proxy.picked()
-    stream.head()
-    stream.answer(ANSWER)
-    assert proxy.count("gateway_output_tokens_total") == 0
-    assert proxy.count("gateway_requests_total", outcome="ok") == 1
-    assert proxy.in_flight() == IDLE
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(200, "ok"), (400, "client_error"), (500, "engine_error")])
@@ -260,53 +237,34 @@ async def test_an_answer_that_the_proxy_keeps_ends_with_its_stream(status: int, 
     assert proxy.in_flight() == IDLE
 
 
-async def test_the_silence_of_an_answer_that_the_proxy_keeps_is_not_the_backends() -> None:
-    proxy = PlayedProxy()
-    stream = proxy.picked(NONE)
-    stream.head(headers=EVENTS)
-    proxy.gateway.relay.exchanges.copy().pop().check_silence(time.perf_counter() + 500.0)
-    assert not stream.wire.has_ended
-
-
-@pytest.mark.parametrize("response_mode", [NONE, FULL_DUPLEX])
-async def test_a_stream_that_ends_before_the_answer_was_cancelled(response_mode: int) -> None:
+async def test_a_stream_that_ends_early_was_cancelled_unless_the_last_event_has_passed() -> None:
     proxy = PlayedProxy(model=LEARNED)
-    proxy.picked(response_mode).handler.close()
-    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
-    assert proxy.in_flight() == IDLE
-
-
-async def test_a_stream_that_ends_amid_the_answer_was_cancelled_unless_its_last_event_has_passed() -> None:
-    proxy = PlayedProxy(model=LEARNED)
+    for mode in (NONE, FULL_DUPLEX):
+        proxy.picked(mode).handler.close()
     for last in (b"", DONE):
         stream = proxy.picked()
         stream.head(headers=EVENTS)
-        stream.handler.handle(ProcessingRequest(response_body={"body": EVENT + last}))
+        stream.answer_piece(EVENT + last)
         stream.handler.close()
-    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
+    assert proxy.count("gateway_requests_total", outcome="cancelled") == 3
     assert proxy.count("gateway_requests_total", outcome="ok") == 1
-
-
-async def test_a_fallback_that_answered_gets_the_request_and_the_first_one_the_blame() -> None:
-    proxy = PlayedProxy(model={"policy": {"name": "static", "backend": "a"}})
-    stream = proxy.picked(NONE)
-    stream.head(served="10.0.0.2:8000")
-    assert (proxy.backends["a"].in_flight, proxy.backends["b"].in_flight) == (0, 1)
-    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
-    told = {each.header.key: each.header.raw_value for each in headers}
-    assert (told["x-gateway-backend"], told["x-gateway-retried-from"]) == (b"b", b"a")
-    stream.handler.close()
-    assert proxy.count("gateway_requests_total", backend="b", outcome="ok") == 1
     assert proxy.in_flight() == IDLE
 
 
-@pytest.mark.parametrize("served", ["10.0.0.1:8000", "10.9.9.9:1", ""])
-async def test_the_chosen_one_or_an_unknown_one_changes_nothing(served: str) -> None:
+async def test_a_fallback_that_answered_gets_the_request_and_the_first_one_the_blame() -> None:
     proxy = PlayedProxy()
+    for served in ("10.0.0.1:8000", "10.9.9.9:1", ""):  # the chosen one or an unknown one
+        stream = proxy.picked(NONE)
+        stream.head(served=served)
+        stream.handler.close()
+    assert proxy.count("gateway_requests_total", backend="a", outcome="ok") == 3
     stream = proxy.picked(NONE)
-    stream.head(served=served)
+    stream.head(served="10.0.0.2:8000")
+    assert (proxy.backends["a"].in_flight, proxy.backends["b"].in_flight) == (0, 1)
+    assert (stream.told["x-gateway-backend"], stream.told["x-gateway-retried-from"]) == ("b", "a")
     stream.handler.close()
-    assert proxy.count("gateway_requests_total", backend="a", outcome="ok") == 1
+    assert proxy.count("gateway_requests_total", backend="b", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
 
 
 async def test_an_answer_goes_on_without_a_picker_that_stops_if_the_proxy_keeps_it() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,6 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-ANY_DECISION = Decision("b", "random", "drawn", 0.5)
-
-
 def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
     """Return a copy with other values."""
     copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
@@ -69,42 +65,22 @@ def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
     return copied
 
 
-@dataclass
-class Finished:
-    """A finished request, as the recorder gets it."""
-
-    notes: RequestNotes
-    ended: EndedExchange
-
-    def record(self, recorder: Recorder, **changes: Any) -> None:
-        recorder.add(self.notes, changed(self.ended, **changes))
-
-    def answer(self, text: str, size_bytes: int = 50, **fields: Any) -> None:
-        """Observe an answer in one piece."""
-        choice = {"message": {"content": text}, **fields}
-        ended: list[EndedExchange] = []
-        notes = RequestNotes(lambda _, end: ended.append(end), keeps_answer=True, max_bytes=1024)
-        notes.on_answer(b" " * size_bytes, {"choices": [choice]})
-        notes.on_end(self.ended)
-        assert ended == [self.ended]
-        self.notes.transcript = notes.transcript
-
-
-def routed_chat() -> RoutedRequest:
+def routed_chat(prompt: Prompt | None = None) -> RoutedRequest:
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
-    return RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
+    return RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features, prompt=prompt)
 
 
-def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: Any) -> Finished:
-    """Return a request that was answered."""
-    routed = routed_chat()
-    backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
+def finished(
+    recorder: Recorder, number: int = 0, body: bytes = b"", joined: Sequence[Backend] = (), **changes: Any
+) -> tuple[RequestNotes, EndedExchange]:
+    """Return a request that was answered by one of two replicas, or of these and some more, as the recorder gets it."""
+    backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, ""), *joined]
     scores: dict[str, Any] = {"predicted_s": [1.25, None], "propensities": [0.75, 0.25]}
     decision = Decision("b", "thresholds", "rule", 0.75, candidates=backends, **scores)
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
+    routed = routed_chat()
     notes = recorder.follow(routed, b"")
-    assert notes is not None
     notes.body = body
     notes.on_send(decision, backends)
     notes.chunks.extend((10.0, 10.25, 10.75))
@@ -116,7 +92,7 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     given = {"routed": routed, "decision": decision, "upstream": upstream, "status": 200, "label": "ok"}
     given |= {"first_s": 10.0, "last_s": 10.75, "ended_s": 11.0, "outcome": outcome}
     ended = EndedExchange(b"%d" % number, Client("team"), 9.0)
-    return Finished(notes, changed(ended, **{**given, **changes}))
+    return notes, changed(ended, **{**given, **changes})
 
 
 Started = Callable[..., Recorder]
@@ -140,7 +116,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 def test_a_record_has_all_fields_of_a_request(started: Started) -> None:
     recorder = started()
-    finished(recorder, 7).record(recorder)
+    recorder.add(*finished(recorder, 7))
     (record,) = recorded(recorder)
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
     assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
@@ -150,7 +126,6 @@ def test_a_record_has_all_fields_of_a_request(started: Started) -> None:
         "running": [5, None], "waiting": [2, None],
     }  # fmt: skip
     assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
-    assert record.spec is not None
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
     assert record.acceptance == {"ngram": 2.0, "suffix": 1.5}
     assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
@@ -159,20 +134,23 @@ def test_a_record_has_all_fields_of_a_request(started: Started) -> None:
 def test_a_failure_is_recorded_with_its_kind(started: Started) -> None:
     recorder = started()
     for status, label in ((400, "client_error"), (502, "interrupted"), (502, "unanswered")):
-        finished(recorder, status=status, label=label, outcome=None, retried_from="a").record(recorder)
+        recorder.add(*finished(recorder, status=status, label=label, outcome=None, retried_from="a"))
     found = [(each.status, each.error, each.retried_from, each.output_tokens) for each in recorded(recorder)]
     assert found == [(400, "client_error", "a", 0), (502, "interrupted", "a", 0), (502, "unanswered", "a", 0)]
 
 
-def test_propensities_of_other_candidates_are_implied_where_possible(started: Started) -> None:
+@pytest.mark.parametrize(
+    ("propensity", "joined", "expected"),
+    [(1.0, [], [1.0, 0.0]), (0.75, [], [0.75, 0.25]), (0.5, [Backend("c", "m", Method.SUFFIX, "")], [0.5, None, None])],
+)
+def test_propensities_of_other_candidates_are_implied_where_possible(
+    propensity: float, joined: list[Backend], expected: list[float | None], started: Started
+) -> None:
     recorder = started()
-    for propensity in (1.0, 0.75):
-        finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)).record(recorder)
-    third = finished(recorder, decision=Decision("b", "random", "drawn", 0.5))
-    third.notes.on_send(ANY_DECISION, [*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
-    third.record(recorder)
-    propensities = [record.candidates["propensity"] for record in recorded(recorder)]
-    assert propensities == [[1.0, 0.0], [0.75, 0.25], [0.5, None, None]]
+    decision = Decision("b", "round_robin", "next_in_turn", propensity)
+    recorder.add(*finished(recorder, joined=joined, decision=decision))
+    (record,) = recorded(recorder)
+    assert record.candidates["propensity"] == expected
 
 
 @pytest.mark.parametrize(
@@ -182,10 +160,10 @@ def test_candidates_that_the_policy_excluded_have_propensity_0_where_no_other_ar
     arm: dict[str, Any], other: float | None, started: Started
 ) -> None:
     recorder = started()
-    request = finished(recorder)
+    notes, ended = finished(recorder)
     given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.5], **arm}
-    decision = Decision("b", "learned", "least_delay", 0.5, candidates=request.notes.candidates[:1], **given)
-    request.record(recorder, decision=decision)
+    decision = Decision("b", "learned", "least_delay", 0.5, candidates=notes.candidates[:1], **given)
+    recorder.add(notes, changed(ended, decision=decision))
     (record,) = recorded(recorder)
     assert (record.arm, record.propensity) == (arm.get("arm", ""), 0.5)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.5, other])
@@ -193,12 +171,13 @@ def test_candidates_that_the_policy_excluded_have_propensity_0_where_no_other_ar
 
 def test_changes_between_requests_are_recorded(started: Started) -> None:
     recorder = started()
-    first, second, third = finished(recorder), finished(recorder), finished(recorder)
-    second.notes.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
-    second.notes.on_send(ANY_DECISION, second.notes.candidates)
-    third.notes.on_send(ANY_DECISION, third.notes.candidates[:1])
-    for request in (first, second, third, finished(recorder)):
-        request.record(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    decision = Decision("b", "random", "drawn", 0.5)
+    _, (second, _), (third, _) = requests = [finished(recorder, decision=decision) for _ in range(3)]
+    second.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
+    second.on_send(decision, second.candidates)
+    third.on_send(decision, third.candidates[:1])
+    for notes, ended in (*requests, finished(recorder, decision=decision)):
+        recorder.add(notes, ended)
     columns = [[record.candidates[name] for name in ("backend", "running", "waiting")] for record in recorded(recorder)]
     candidates = [list(zip(*each, strict=True)) for each in columns]
     usual = [("b", 5, 2), ("a", None, None)]
@@ -208,41 +187,37 @@ def test_changes_between_requests_are_recorded(started: Started) -> None:
 def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, queue=3))
     for number in range(5):
-        finished(recorder, number).record(recorder)
+        recorder.add(*finished(recorder, number))
     assert recorder.dropped == 2
     recorder.start()
     assert [record.id for record in recorded(recorder)] == ["0", "1", "2"]
     registry = Registry()
-    recorder.count(registry)
-    recorder.count(registry)
-    counted = {
-        result: value_of(registry, "gateway_recorder_records_total", result=result)
-        for result in ("written", "dropped", "failed")
-    }
-    assert counted == {"written": 3, "dropped": 2, "failed": 0}
+    for _ in range(2):
+        recorder.count(registry)
+    for result, number in (("written", 3), ("dropped", 2), ("failed", 0)):
+        assert value_of(registry, "gateway_recorder_records_total", result=result) == number
 
 
 def test_queued_texts_are_limited(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, text="full", queue_mib=1, max_text_kib=600))
     for number in range(4):
-        finished(recorder, number, body=b"x" * 600_000).record(recorder)
+        recorder.add(*finished(recorder, number, body=b"x" * 600_000))
     assert recorder.dropped == 2
 
 
 def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, sample=0.25))
     routed = routed_chat()
-    recorded = sum(recorder.follow(routed, b"") is not None for _ in range(4000))
-    assert 800 < recorded < 1200
+    assert 800 < sum(recorder.follow(routed, b"") is not None for _ in range(4000)) < 1200
 
 
 def test_a_record_that_cannot_be_built_does_not_affect_others(started: Started) -> None:
     recorder = started()
-    request = finished(recorder, 1)
+    notes, ended = finished(recorder, 1)
     scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
-    decision = Decision("b", "learned", "least_delay", 1.0, candidates=request.notes.candidates[:1], **scores)
-    request.record(recorder, decision=decision)
-    finished(recorder, 2).record(recorder)
+    decision = Decision("b", "learned", "least_delay", 1.0, candidates=notes.candidates[:1], **scores)
+    recorder.add(notes, changed(ended, decision=decision))
+    recorder.add(*finished(recorder, 2))
     assert [record.id for record in recorded(recorder)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
 
@@ -254,16 +229,13 @@ def test_write_errors_are_counted_and_writing_is_retried(
     path = tmp_path / "traces"
     path.write_text("no folder")
     recorder = started(path=path, flush_s=0.01)
-    finished(recorder, 1).record(recorder)
+    recorder.add(*finished(recorder, 1))
     until(lambda: recorder.failed == 1)
-    finished(recorder, 2).record(recorder)
+    recorder.add(*finished(recorder, 2))
     until(lambda: recorder.failed == 2)
-    assert [line.message for line in caplog.records if "recorder" in line.message] == [
-        f"recorder: records are lost: {path}: File exists "
-        "(logged once a minute; gateway_recorder_records_total counts them)"
-    ]
+    assert caplog.text.count(f"records are lost: {path}: File exists") == 1
     path.unlink()
-    finished(recorder, 3).record(recorder)
+    recorder.add(*finished(recorder, 3))
     assert [record.id for record in recorded(recorder)] == ["3"]
 
 
@@ -297,7 +269,7 @@ def test_a_file_that_is_no_longer_in_place_is_begun_anew(
 ) -> None:
     folder = tmp_path / "traces"
     recorder = started(path=folder, flush_s=0.01, compression="none")
-    finished(recorder, 1).record(recorder)
+    recorder.add(*finished(recorder, 1))
     until(lambda: recorder.written == 1)
     (file,) = folder.iterdir()
     if how == "renamed":
@@ -307,14 +279,12 @@ def test_a_file_that_is_no_longer_in_place_is_begun_anew(
         if how == "folder removed":
             folder.rmdir()
     for number in (2, 3):
-        finished(recorder, number).record(recorder)
+        recorder.add(*finished(recorder, number))
         until(lambda: recorder.written + recorder.failed >= number)  # noqa: B023 -- called before the next round
     recorder.stop()
     assert (recorder.written, recorder.failed) == (3, 0)
     assert {record.id for record in records(folder)} == {"2", "3"} | ({"1"} if how == "renamed" else set())
-    assert [line.message for line in caplog.records if "recorder" in line.message] == [
-        f"recorder: {file} was removed or renamed while it was written; a new file is begun"
-    ]
+    assert caplog.text.count(f"{file} was removed or renamed while it was written") == 1
 
 
 def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
@@ -330,9 +300,9 @@ def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", removed)
-        finished(recorder, 1).record(recorder)
+        recorder.add(*finished(recorder, 1))
         until(lambda: recorder.written + recorder.failed == 1)
-    finished(recorder, 2).record(recorder)
+    recorder.add(*finished(recorder, 2))
     recorder.stop()
     assert (recorder.written, recorder.failed) == (1, 1)
     assert [record.id for record in records(tmp_path)] == ["2"]
@@ -401,7 +371,6 @@ def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path:
     on = off.model_copy(update={"recorder": settings(tmp_path, text="hashes")})
     assert RecorderRoom.drawn(off) == {}
     drawn, again = (on.model_copy(update=RecorderRoom.drawn(on)) for _ in range(2))
-    assert drawn.recorder is not None
     assert drawn.recorder.hash_salt is not None
     assert drawn.recorder != again.recorder
     assert RecorderRoom.drawn(drawn)["recorder"] is drawn.recorder
@@ -426,19 +395,18 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
     at_once = RecordBuilder("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
     later = RecordBuilder("hashes", TextHasher(b"salt"))
     for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
-        request = finished(recorder)
-        routed = RoutedRequest(
-            request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt, "and more"])
-        )
-        request = Finished(request.notes, changed(request.ended, routed=routed))
-        del request.notes.chunks[:]
-        request.answer("two words, 12345")
-        begun = at_once.begin(request.notes, request.ended, 1.0)
+        notes, ended = finished(recorder, routed=routed_chat(Prompt([prompt, "and more"])))
+        del notes.chunks[:]
+        answered = RequestNotes(lambda *_: None, keeps_answer=True, max_bytes=1024)
+        answered.on_answer(b" " * 50, {"choices": [{"message": {"content": "two words, 12345"}}]})
+        answered.on_end(ended)
+        notes.transcript = answered.transcript
+        begun = at_once.begin(notes, ended, 1.0)
         assert (begun is not None) is is_short
-        line = begun or at_once.end(request.notes)
-        assert later.begin(request.notes, request.ended, 1.0) is None
-        assert later.end(request.notes) == line
-        assert json.loads(request.notes.head + b"\n").items() <= json.loads(line).items()
+        line = begun or at_once.end(notes)
+        assert later.begin(notes, ended, 1.0) is None
+        assert later.end(notes) == line
+        assert json.loads(notes.head + b"\n").items() <= json.loads(line).items()
         assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(line).keys()
 
 
@@ -455,13 +423,8 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
         await running.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
     plain, streamed, other = records(tmp_path / "t")
     assert (other.endpoint, other.prompt_tokens) == ("other", 7)  # as the engine reports
-    assert (plain.id, plain.model, plain.endpoint, plain.key, plain.workload) == (
-        "my-id",
-        MODEL,
-        "chat",
-        "team",
-        "code",
-    )
+    assert (plain.id, plain.model, plain.endpoint) == ("my-id", MODEL, "chat")
+    assert (plain.key, plain.workload) == ("team", "code")
     assert (plain.temperature, plain.max_tokens, plain.stream, plain.output_tokens) == (0.25, 9, None, 3)
     assert plain.policy == "round_robin"
     assert {*plain.candidates["backend"]} == {"a", "b"}
@@ -469,10 +432,9 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
     assert plain.code_share == 1.0
     assert plain.arrived_at is not None
     assert streamed.arrived_at is not None
-    assert 0 < streamed.arrived_at - plain.arrived_at < 60
     assert plain.e2e_s is not None
-    assert 0 < plain.e2e_s < 60
     assert streamed.ttft_s is not None
+    assert max(streamed.arrived_at - plain.arrived_at, plain.e2e_s, streamed.ttft_s) < 60
     assert (streamed.id, streamed.stream, plain.ttft_s) == ("two", True, None)
     written = b""
     for path in (tmp_path / "t").iterdir():
@@ -501,11 +463,8 @@ async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
 async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s", "max_text_kib": 20}
     policy = {"name": "thresholds", "rules": [{"name": "all", "when": {}, "prefer": ["baseline"]}]}
-    prompts = [
-        "from a distance",
-        "a long way, " * 1500,
-        "too far, " * 3000,
-    ]  # the second is parsed again, the third is not recorded
+    # The second is parsed again, the third is not recorded.
+    prompts = ["from a distance", "a long way, " * 1500, "too far, " * 3000]
     async with start_gateway({"a": "baseline"}, recorder=recorder, policy=policy) as running:
         for prompt in prompts:
             await running.chat(prompt)

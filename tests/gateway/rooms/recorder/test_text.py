@@ -16,26 +16,25 @@ from gateway.rooms.recorder.packed import unpack
 from gateway.rooms.recorder.units import cut
 from policies.features.request import Endpoint
 
-
-@pytest.mark.parametrize(
-    ("endpoint", "documents", "text"),
-    [
-        (Endpoint.CHAT, [{"choices": [{"index": 0, "message": {"content": "hi", "reasoning": "hm "}}]}], "hihm "),
-        (Endpoint.COMPLETIONS, [{"choices": [{"index": 0, "text": "one"}, {"index": 1, "text": "two"}]}], "one"),
-        (Endpoint.MESSAGES, [{"content": [{"text": "hi"}, {"type": "tool_use", "input": {"a": 1}}]}], 'hi{"a":1}'),
-        (Endpoint.RESPONSES, [{"output": [{"content": [{"text": "hi"}]}, {"arguments": "{}"}]}], "hi{}"),
-    ],
-)
-def test_texts_of_answers_in_one_piece(endpoint: Endpoint, documents: list[Any], text: str) -> None:
-    assert read_answer(endpoint, orjson.dumps(documents[0]), stream=False).text == text
-    assert read_answer(endpoint, b"no json", stream=False).text == ""
+_PIECE = re.compile(r" ?[^\W\d]+| ?\d{1,3}| ?[^\w\s]+|\s+")
 
 
 def choice(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, **fields}]}
 
 
-_PIECE = re.compile(r" ?[^\W\d]+| ?\d{1,3}| ?[^\w\s]+|\s+")
+@pytest.mark.parametrize(
+    ("endpoint", "document", "text"),
+    [
+        (Endpoint.CHAT, choice(message={"content": "hi", "reasoning": "hm "}), "hihm "),
+        (Endpoint.COMPLETIONS, {"choices": [{"index": 0, "text": "one"}, {"index": 1, "text": "two"}]}, "one"),
+        (Endpoint.MESSAGES, {"content": [{"text": "hi"}, {"type": "tool_use", "input": {"a": 1}}]}, 'hi{"a":1}'),
+        (Endpoint.RESPONSES, {"output": [{"content": [{"text": "hi"}]}, {"arguments": "{}"}]}, "hi{}"),
+    ],
+)
+def test_texts_of_answers_in_one_piece(endpoint: Endpoint, document: Any, text: str) -> None:
+    assert read_answer(endpoint, orjson.dumps(document), stream=False).text == text
+    assert read_answer(endpoint, b"no json", stream=False).text == ""
 
 
 CHAT = [
@@ -55,33 +54,28 @@ RESPONSES = [
     {"type": "response.output_text.delta", "delta": "abcd"},
     {"type": "response.completed", "response": {"output": [{"content": [{"text": "abcd"}]}]}},
 ]
+COMPLETIONS = [
+    choice(text="ab", token_ids=[3]) | {"prompt_token_ids": [1, 2]},
+    choice(text="cd", token_ids=[4, 5]),
+]
 
 
 @pytest.mark.parametrize(
     ("endpoint", "events"),
     [
         (Endpoint.CHAT, CHAT),
-        (Endpoint.COMPLETIONS, [choice(text="ab"), choice(text="cd")]),
+        (Endpoint.COMPLETIONS, COMPLETIONS),
         (Endpoint.MESSAGES, MESSAGES),
         (Endpoint.RESPONSES, RESPONSES),
     ],
 )
-def test_texts_of_streams(endpoint: Endpoint, events: list[Any]) -> None:
-    stream = (
-        b"".join(b"event: e\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n" for event in events) + b"data: [DONE]\n\n"
-    )
-    assert read_answer(endpoint, stream, stream=True).text == "abcd"
-    assert read_answer(endpoint, stream + b'data: {"cut', stream=True).text == "abcd"
-
-
-def test_token_ids_sent_by_the_engine_are_read() -> None:
-    events = [
-        {"prompt_token_ids": [1, 2], "choices": [{"index": 0, "text": "a", "token_ids": [3]}]},
-        {"choices": [{"token_ids": [4, 5]}]},
-    ]
-    stream = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
-    transcript = read_answer(Endpoint.COMPLETIONS, stream, stream=True)
-    assert (transcript.prompt_token_ids, transcript.token_ids) == ([1, 2], [3, 4, 5])
+def test_texts_and_tokens_of_streams(endpoint: Endpoint, events: list[Any]) -> None:
+    stream = b"".join(b"event: e\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n" for event in events)
+    for end in (b"", b"data: [DONE]\n\n", b'data: [DONE]\n\ndata: {"cut'):
+        transcript = read_answer(endpoint, stream + end, stream=True)
+        assert transcript.text == "abcd"
+        if endpoint is Endpoint.COMPLETIONS:
+            assert (transcript.prompt_token_ids, transcript.token_ids) == ([1, 2], [3, 4, 5])
 
 
 def test_hashes_are_equal_exactly_where_the_text_is() -> None:

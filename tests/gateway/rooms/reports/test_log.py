@@ -18,6 +18,7 @@ from gateway.telemetry.log_format import JsonLogFormat, LogFormat
 from tests.gateway.conftest import MODEL
 from tests.gateway.reload.test_differences import pool as pool_with
 from tests.support.command import Command, gateway_command, until
+from tests.support.pool_file import write_pool
 from tests.support.upstream import Wire, answer, upstreams_in_thread
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -40,12 +41,13 @@ def lines_of(command: Command) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_line_for_each_request_with_its_ids_and_none_of_its_text(tmp_path: Path) -> None:
     with upstreams_in_thread("ab", MODEL, failing_once) as upstreams:
-        pool = tmp_path / "pool.yaml"
-        backends = ", ".join(f'{each.name}: {{method: baseline, url: "{each.url}"}}' for each in upstreams)
-        model = f"{{policy: {{name: round_robin}}, default_temperature: 1, backends: {{{backends}}}}}"
-        telemetry = "{log_format: json, access_log: 1}"
-        keys = "[{name: team, key: sk-zqxkey}]"
-        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\ntelemetry: {telemetry}\nkeys: {keys}\n")
+        pool = write_pool(
+            tmp_path / "pool.yaml",
+            {each.name: each.url for each in upstreams},
+            telemetry={"log_format": "json", "access_log": 1},
+            keys=[{"name": "team", "key": "sk-zqxkey"}],
+            state="none",
+        )
         with gateway_command(pool, tmp_path, "--workers", "2") as command:
             until(lambda: command.get("/readyz").json().get("ready"))
             body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}

@@ -82,8 +82,6 @@ def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
 
     text, reason, usage = answer_of(client)
     assert (text, reason) == uninterrupted[:2]
-    assert usage is not None
-    assert uninterrupted[2] is not None
     assert usage["prompt_tokens"] == uninterrupted[2]["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] == uninterrupted[2]["completion_tokens"]
@@ -102,14 +100,9 @@ def test_a_text_that_is_not_that_of_the_tokens_is_not_continued(decoded: str) ->
 
 
 @pytest.mark.parametrize("decoded", ["ab", "a<|im_end|>b", "<s>ab", "ab<|im_end|>", "<a><b>ab[PAD]"])
-def test_special_tokens_are_in_no_text(decoded: str) -> None:
+def test_special_tokens_are_in_no_text_and_part_of_a_character_is_dropped(decoded: str) -> None:
     assert not ends_within_character("ab", decoded)
-
-
-def test_part_of_a_character_is_dropped() -> None:
-    assert ends_within_character("ab", "ab\ufffd")
-    assert ends_within_character(" ab", "ab<|im_end|>\ufffd")
-    assert not ends_within_character(" ab", "ab")
+    assert ends_within_character("ab", f"{decoded}\ufffd")
 
 
 @pytest.mark.parametrize(
@@ -160,9 +153,7 @@ def test_ids_are_taken_out_of_events_not_of_texts_and_those_of_a_long_prompt_are
         '{"choices":[{"index":0,"text":"b","token_ids":[2],"finish_reason":null}]}',
         '{"choices":[7]}',
         '{"choices":[],"usage":7}',
-        '{"choices":[],"usage":{"completion_tokens":"x"}}',
         '{"choices":[{"text":"b","token_ids":["a"]}]}',
-        '{"choices":[{"text":["b"],"token_ids":[2]}]}',
         '{"error":{"message":"no"}}',
         "[]",
         "no JSON",
@@ -187,44 +178,31 @@ def test_a_rest_that_its_engine_gives_up_or_garbles_is_not_passed_on_as_an_end(d
         {"stream": False},
         {"logprobs": True},
         {"logprobs": 0},  # of the token itself
-        {"tools": [{"type": "function"}]},
-        {"tool_choice": "auto"},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "a"}},
         {"presence_penalty": 0.5},
-        {"frequency_penalty": -0.5},
         {"seed": 3},
-        {"seed": 3, "temperature": 0.5},
         {"stop": "a"},
         {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         {"return_token_ids": False},
-        {"use_beam_search": True},
-        {"echo": True},
-        {"bad_words": ["a"]},
-        {"vllm_xargs": {"a": 1}},
         {"max_tokens": "9"},
         {"a_parameter_of_next_year": 1},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": "hi"},
         {"messages": [{"role": "user", "content": "x" * (1 << 19)}]},
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1], [2]]},
+        {"prompt": 3},
     ],
 )
 def test_a_request_with_what_does_not_hold_across_the_seam_is_excluded(fields: dict[str, Any]) -> None:
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **fields}
-    assert rescuable(CHAT, json.dumps(body).encode(), body) is None
-
-
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], None, 3])
-def test_a_completion_of_several_prompts_is_excluded(prompt: object) -> None:
-    body = {"stream": True, "prompt": prompt}
-    assert rescuable(Endpoint.COMPLETIONS, json.dumps(body).encode(), body) is None
+    endpoint = Endpoint.COMPLETIONS if "prompt" in fields else CHAT
+    assert rescuable(endpoint, json.dumps(body).encode(), body) is None
 
 
 def test_the_continuation_has_the_parameters_of_the_request_and_smaller_limits() -> None:
     fields = {"temperature": 0, "seed": 3, "n": 1, "max_completion_tokens": 9, "min_tokens": 4, "user": "u", "top_k": 5}
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
     request = rescuable(CHAT, json.dumps(body | fields).encode(), body | fields)
-    assert request is not None
     assert json.loads(request.body) == body | fields | {"return_token_ids": True}
     sampling = {"temperature": 0, "user": "u", "top_k": 5, "max_tokens": 8, "min_tokens": 3}
     rest = {"model": "m", "stream": True, "prompt": [1, 2, 3], "return_token_ids": True}
@@ -234,7 +212,6 @@ def test_the_continuation_has_the_parameters_of_the_request_and_smaller_limits()
 def test_the_continuation_has_the_priority_that_the_gateway_has_given_the_request() -> None:
     body = {"model": "m", "stream": True, "prompt": "hi", "priority": -99}
     request = rescuable(Endpoint.COMPLETIONS, json.dumps(body | {"priority": 0}).encode(), body)
-    assert request is not None
     assert json.loads(request.continuation([1], [2]))["priority"] == 0
 
 
@@ -246,7 +223,6 @@ def test_a_chat_without_a_limit_has_the_rest_of_the_context_and_a_completion_16_
     _, chat = request_of(CHAT)
     assert json.loads(chat.continuation([1], [2]))["max_tokens"] is None
     completion = rescuable(Endpoint.COMPLETIONS, b'{"prompt": [1], "stream": true}', {"prompt": [1], "stream": True})
-    assert completion is not None
     assert json.loads(completion.continuation([1], [2]))["max_tokens"] == 15
 
 

@@ -18,7 +18,7 @@ from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import backends_of, change
 from tests.support.token_engine import TokenEngine, answer_of, decode
-from tests.support.upstream import Behaviour, Wire
+from tests.support.upstream import Behaviour, Wire, answering
 
 SCRIPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 101, 14, 12, 0, 1]
 TEXT = decode(SCRIPT)
@@ -61,20 +61,20 @@ async def stream(running: Running, path: str = "/v1/chat/completions", **fields:
 
 async def rescues(running: Running) -> dict[str, float]:
     """Return the counts of rescues that are not zero: `backend outcome` -> number."""
-    page = (await running.client.get("/metrics")).text
-    found = {}
-    for line in page.splitlines():
-        if line.startswith("gateway_rescues_total{"):
-            labels, _, value = line.partition("} ")
-            named = dict(part.split("=") for part in labels.partition("{")[2].replace('"', "").split(","))
-            found[f"{named['backend']} {named['outcome']}"] = float(value)
-    return found
+    await running.until_read()
+    running.gateway.metrics.flush()
+    samples = [each for each in running.gateway.metrics.samples() if each.name == "gateway_rescues_total"]
+    return {f"{each.labels['backend']} {each.labels['outcome']}": each.value for each in samples if each.value}
+
+
+def asked(running: Running) -> list[bool]:
+    """Return which of the requests to the first backend ask for ids."""
+    return ["return_token_ids" in seen.json for seen in running.upstreams["a"].seen]
 
 
 def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
     text, reason, usage = answer_of(response.content)
     assert (text, reason) == (TEXT, "stop")
-    assert usage is not None
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt_tokens, len(SCRIPT))
     assert response.content.endswith(b"data: [DONE]\n\n")
     assert response.content.count(b"[DONE]") == 1
@@ -87,14 +87,13 @@ def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("events", [1, 12, 18])  # up to within a character, and to the end of the text
-async def test_a_stream_outlives_its_backend(path: str, events: int) -> None:
-    async with start_gateway() as running:
-        behave(running, a=engine(events=events), b=engine(step=2))
-        check_is_whole(await stream(running, path))
-        assert running.backend("a").in_flight == running.backend("b").in_flight == 0
-        check_is_whole(await stream(running, path))  # on the connection that is left
-        counts = await rescues(running)
-        assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
+async def test_a_stream_outlives_its_backend(running: Running, path: str, events: int) -> None:
+    behave(running, a=engine(events=events), b=engine(step=2))
+    check_is_whole(await stream(running, path))
+    assert running.backend("a").in_flight == running.backend("b").in_flight == 0
+    check_is_whole(await stream(running, path))  # on the connection that is left
+    counts = await rescues(running)
+    assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
 
 
 def reasoning_engine(*, events: int | None = None) -> Behaviour:
@@ -122,75 +121,52 @@ def reasoning_engine(*, events: int | None = None) -> Behaviour:
 
 
 @pytest.mark.parametrize("events", [1, 2])  # up to the role, and up to the token that begins the reasoning
-async def test_a_stream_without_text_begins_again_with_its_reasoning(events: int) -> None:
-    async with start_gateway() as running:
-        behave(running, a=reasoning_engine(events=events), b=reasoning_engine())
-        response = await stream(running, stream_options=None)
-        lines = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
-        deltas = [line["choices"][0]["delta"] for line in lines]
-        assert "".join(delta.get("reasoning") or "" for delta in deltas) == "so!"
-        assert "".join(delta.get("content") or "" for delta in deltas) == "42"
-        assert response.text.endswith("data: [DONE]\n\n")
-
-
-async def test_reasoning_that_began_again_is_not_begun_a_third_time() -> None:
-    async with start_gateway(THREE) as running:
-        behave(running, a=reasoning_engine(events=2), b=reasoning_engine(events=3), c=reasoning_engine(events=3))
-        response = await stream(running, stream_options=None)
-        assert response.text.count('"so"') == 1
-        assert '"error"' in response.text
+async def test_a_stream_without_text_begins_again_with_its_reasoning(running: Running, events: int) -> None:
+    behave(running, a=reasoning_engine(events=events), b=reasoning_engine())
+    response = await stream(running, stream_options=None)
+    lines = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+    deltas = [line["choices"][0]["delta"] for line in lines]
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == "so!"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "42"
+    assert response.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("events", [2, 18])
-async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(events: int) -> None:
-    async with start_gateway() as running:
-        for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
-            running.upstreams[name].behaviour = engine()
-            await stream(running, stream_options=None)  # shows what the engine tells unasked
-            running.upstreams[name].behaviour = behaviour
-        answers = [await stream(running, stream_options=None) for _ in range(2)]
-        for response in answers:
-            text, reason, usage = answer_of(response.content)
-            assert (text, reason, usage) == (TEXT, "stop", None)
-        assert b'"system_fingerprint":"v1"' in answers[1].content, "the rest of the first is not what its engine shows"
-        assert any("stream_options" in seen.body.decode() for seen in running.upstreams["a"].seen)
-        assert (await rescues(running)).get("a complete") == (1 if events < 17 else None), "only the end was missing"
+async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(running: Running, events: int) -> None:
+    for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
+        running.upstreams[name].behaviour = engine()
+        await stream(running, stream_options=None)  # shows what the engine tells unasked
+        running.upstreams[name].behaviour = behaviour
+    answers = [await stream(running, stream_options=None) for _ in range(2)]
+    for response in answers:
+        text, reason, usage = answer_of(response.content)
+        assert (text, reason, usage) == (TEXT, "stop", None)
+    assert b'"system_fingerprint":"v1"' in answers[1].content, "the rest of the first is not what its engine shows"
+    assert any("stream_options" in seen.body.decode() for seen in running.upstreams["a"].seen)
+    assert (await rescues(running)).get("a complete") == (1 if events < 17 else None), "only the end was missing"
 
 
-async def end_with_error(wire: Wire) -> None:
-    await wire.chunk(b'data: {"error": {"message": "EngineCore died", "type": "x", "param": null, "code": 500}}\n\n')
-    await wire.chunk(b"data: [DONE]\n\n")
-    await wire.end_stream()
-
-
-async def end_aborted(wire: Wire) -> None:
-    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "abort", "token_ids": [1]}
-    await wire.chunk(b"data: " + json.dumps({"choices": [choice]}, separators=(",", ":")).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
-    await wire.end_stream()
-
-
-async def end_without_a_reason(wire: Wire) -> None:
-    await wire.chunk(b"data: [DONE]\n\n")
-    await wire.end_stream()
-
-
-async def end_within_an_event(wire: Wire) -> None:
-    await wire.chunk(b'data: {"id":"x","choices":[{"in')
-    wire.reset()
-
-
-async def end_early(wire: Wire) -> None:
-    await wire.end_stream()
+ABORTED = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"abort","token_ids":[1]}]}\n\n'
+ENDS = {
+    "an error": b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\ndata: [DONE]\n\n',
+    "aborted": ABORTED + b"data: [DONE]\n\n",
+    "without a reason": b"data: [DONE]\n\n",
+    "within an event": b'data: {"id":"x","choices":[{"in',
+    "early": b"",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [end_with_error, end_aborted, end_without_a_reason, end_within_an_event, end_early])
-async def test_other_ends_of_a_stream_are_as_good_as_a_cut(end: Callable[[Wire], Any]) -> None:
-    async with start_gateway() as running:
-        behave(running, a=engine(events=6, end=end), b=engine())
-        check_is_whole(await stream(running))
-        assert await rescues(running) == {"a complete": 1}
+@pytest.mark.parametrize("last", ENDS.values(), ids=ENDS)
+async def test_other_ends_of_a_stream_are_as_good_as_a_cut(running: Running, last: bytes) -> None:
+    async def end(wire: Wire) -> None:
+        if last:
+            await wire.chunk(last)
+        await wire.end_stream()
+
+    behave(running, a=engine(events=6, end=end), b=engine())
+    check_is_whole(await stream(running))
+    assert await rescues(running) == {"a complete": 1}
 
 
 @pytest.mark.slow
@@ -209,52 +185,38 @@ async def test_a_stream_outlives_two_backends_but_not_three() -> None:
         assert len([target for target in served if "completions" in target]) == 12
 
 
-async def refuse(wire: Wire) -> None:
-    if wire.seen.target == "/detokenize":
-        await wire.json({"prompt": decode(wire.seen.json["tokens"])})
-    else:
-        await wire.json({"error": {"message": "no", "code": 400}}, 400)
+async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try(three: Running) -> None:
+    async def refuse(wire: Wire) -> None:
+        await (engine() if wire.seen.target == "/detokenize" else answering({"error": {"code": 400}}, 400))(wire)
+
+    behave(three, a=engine(events=5), b=refuse, c=engine())
+    check_is_whole(await stream(three))
 
 
-async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try() -> None:
-    async with start_gateway(THREE) as running:
-        behave(running, a=engine(events=5), b=refuse, c=engine())
-        check_is_whole(await stream(running))
+@pytest.mark.parametrize(
+    "behaviour", [answering({"prompt": "something else"}), answering({"detail": "Not Found"}, 404)]
+)
+async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
+    three: Running, behaviour: Behaviour
+) -> None:
+    behave(three, a=engine(events=5), b=behaviour)
+    response = await stream(three)
+    assert b"Backend a closed the connection" in response.content
+    assert await rescues(three) == {"a failed": 1}
+    assert three.backend("a").in_flight == three.backend("b").in_flight == 0
 
 
-async def decode_otherwise(wire: Wire) -> None:
-    await wire.json({"prompt": "something else"})
-
-
-async def cannot_decode(wire: Wire) -> None:
-    await wire.json({"detail": "Not Found"}, 404)
-
-
-@pytest.mark.parametrize("behaviour", [decode_otherwise, cannot_decode])
-async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(behaviour: Behaviour) -> None:
-    async with start_gateway(THREE) as running:
-        behave(running, a=engine(events=5), b=behaviour)
-        response = await stream(running)
-        assert b"Backend a closed the connection" in response.content
-        assert await rescues(running) == {"a failed": 1}
-        assert running.backend("a").in_flight == running.backend("b").in_flight == 0
-
-
-async def test_what_cannot_be_continued_ends_with_an_error() -> None:
-    async with start_gateway() as running:
-        running.upstreams["a"].behaviour = engine(events=5)
-        response = await stream(running, seed=1)
-        assert b"backend_broken" in response.content
-        assert await rescues(running) == {"a impossible": 1}
-        assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
-
-
-async def test_where_it_is_off_nothing_is_asked_and_nothing_rescued() -> None:
-    async with start_gateway(rescue=False) as running:
+@pytest.mark.parametrize(
+    ("rescue", "fields", "counts"), [(None, {"seed": 1}, {"a impossible": 1}), (False, {}, {})], ids=["seed", "off"]
+)
+async def test_what_cannot_be_continued_ends_with_an_error(
+    rescue: bool | None, fields: dict[str, Any], counts: dict[str, int]
+) -> None:
+    async with start_gateway(rescue=rescue) as running:
         behave(running, a=engine(events=5), b=engine())
-        assert b"backend_broken" in (await stream(running)).content
-        assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
-        assert await rescues(running) == {}
+        assert b"backend_broken" in (await stream(running, **fields)).content
+        assert await rescues(running) == counts
+        assert asked(running) == [False]
 
 
 async def test_what_a_stream_is_without_a_rescue_stays_the_same() -> None:
@@ -266,18 +228,6 @@ async def test_what_a_stream_is_without_a_rescue_stays_the_same() -> None:
         TokenEngine(SCRIPT, 1, "a").events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True)
     )
     assert response.content == b"".join(expected)
-
-
-def asked(running: Running, name: str = "a") -> list[bool]:
-    """Return which of the requests to a backend ask for ids."""
-    return ["return_token_ids" in seen.json for seen in running.upstreams[name].seen]
-
-
-async def test_who_has_no_other_replica_is_not_asked() -> None:
-    async with start_gateway({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = engine()
-        check_is_whole(await stream(running))
-        assert asked(running) == [False]
 
 
 async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life() -> None:
@@ -319,39 +269,22 @@ async def test_an_engine_that_refuses_what_it_does_not_know_serves_all_the_same(
         assert ("stream_options" in seen[-1].json) is ("stream_options" not in refused)
 
 
-async def test_a_client_that_leaves_during_a_rescue_ends_it() -> None:
+async def test_a_client_that_leaves_during_a_rescue_ends_it(running: Running) -> None:
     waiting = asyncio.Event()
 
     async def wait(wire: Wire) -> None:
         waiting.set()
         await wire.until_closed()
 
-    async with start_gateway() as running:
-        behave(running, a=engine(events=5), b=wait)
-        request = asyncio.create_task(stream(running))
-        await waiting.wait()
-        request.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await request
-        await running.until(lambda: running.upstreams["b"].aborted == 1)
-        await running.until(lambda: running.backend("b").in_flight == 0)
-        assert await rescues(running) == {"a cancelled": 1}
-
-
-@pytest.mark.slow
-async def test_a_backend_that_goes_down_before_it_goes_on_is_left() -> None:
-    waiting = asyncio.Event()
-
-    async def wait(wire: Wire) -> None:
-        waiting.set()
-        await wire.until_closed()
-
-    async with start_gateway(THREE, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
-        behave(running, a=engine(events=5), b=wait, c=engine())
-        request = asyncio.create_task(stream(running))
-        await waiting.wait()
-        running.upstreams["b"].health_status = 503
-        check_is_whole(await request)
+    behave(running, a=engine(events=5), b=wait)
+    request = asyncio.create_task(stream(running))
+    await waiting.wait()
+    request.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await request
+    await running.until(lambda: running.upstreams["b"].aborted == 1)
+    await running.until(lambda: running.backend("b").in_flight == 0)
+    assert await rescues(running) == {"a cancelled": 1}
 
 
 async def test_a_rescue_is_in_the_record(tmp_path: Path) -> None:

@@ -112,13 +112,6 @@ async def test_requests_without_an_objective_are_judged_by_that_of_the_model() -
         assert await counted(running) == {("default", "missed"): 1, ("interactive", "kept"): 1, ("", "kept"): 1}
 
 
-async def test_where_the_policy_has_an_objective_requests_may_bring_theirs() -> None:
-    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
-        assert (await running.chat(stream=True)).status_code == 200
-        assert (await running.chat(stream=True, headers={"x-slo-tpot-ms": "60000"})).status_code == 200
-        assert await counted(running) == {("", "kept"): 1}
-
-
 OWN_KEYS = [
     {"name": "quick", "key": "sk-quick", "slo": {"ttft_ms": 300, "tpot_ms": 25}},
     {"name": "half", "key": "sk-half", "slo": {"tpot_ms": 40}},
@@ -144,7 +137,6 @@ async def test_the_objective_of_a_key_applies_to_requests_without_headers() -> N
                 return RequestNotes(self.see, keeps_answer=False)
 
             def see(self, notes: RequestNotes, ended: EndedExchange) -> None:
-                assert ended.outcome is not None
                 observed.append((ended.outcome.request.slo_ttft_s, ended.outcome.request.slo_tpot_s))
 
         running.gateway.relay.followers[MODEL].append(Follow())

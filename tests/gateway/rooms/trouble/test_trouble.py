@@ -193,27 +193,6 @@ async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_wa
 
 
 @pytest.mark.slow
-async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for() -> None:
-    async def slow(wire: Wire) -> None:
-        whole = engine()
-        sent = wire.chunk
-
-        async def chunk(data: bytes) -> None:
-            await sent(data)
-            wire.upstream.events += 1  # type: ignore[attr-defined]
-            if wire.upstream.events == 6:  # type: ignore[attr-defined]
-                await asyncio.sleep(4.5)
-
-        wire.upstream.events = 0  # type: ignore[attr-defined]
-        wire.chunk = chunk  # type: ignore[method-assign]
-        await whole(wire)
-
-    async with start_gateway({"a": "baseline"}, behaviour=slow, rescue=True, timeouts=PATIENT) as running:
-        check_is_whole(await stream(running))
-        assert await rescues(running) == {}
-
-
-@pytest.mark.slow
 async def test_streams_of_a_replica_that_is_silent_for_all_stay() -> None:
     """It may be computing a long prompt."""
     is_free = asyncio.Event()
