@@ -15,18 +15,9 @@ from gateway.config.load import load_pool
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
+from tests.lab.pool import pool_of
 
-POOL = """\
-models:
-  llama:
-    policy: {name: least_loaded, seed: 1}
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      lookup:
-        method: ngram
-        simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 4, prompt_lookup_max: 3}
-"""
+POOL = pool_of("{name: least_loaded, seed: 1}", "plain", "lookup")
 FEW = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1)
 
 
@@ -101,14 +92,6 @@ def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
         assert plan["calibration"] == calibration
         best[calibration] = max(one["value"] for one in plan["mixes"])
     assert best["llama-3.1-8b-l40s"] < best["llama-3.1-8b-h200"]
-
-
-@pytest.mark.slow
-def test_a_plan_for_another_gpu_is_scaled(trace: Path) -> None:
-    given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100@b200:fp8", *FEW)
-    code, printed, _ = run(*given)
-    assert code == 0
-    assert "in fp8 on 1x B200, measured with vLLM 0.10.1.1, scaled from H100 in bf16" in printed
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,23 +11,13 @@ import pytest
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
+from tests.lab.pool import pool_of
 from tests.support.paths import DATA
 from tests.support.report import ReportPage
 
 AZURE, MOONCAKE = DATA / "AzureLLMInferenceTrace_code.csv", DATA / "mooncake_synthetic_trace.jsonl"
 TIMES = ("e2e_s", "ttft_s", "tpot_s")
-POOL = """\
-models:
-  llama:
-    policy: {name: thresholds, seed: 1}
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100}}
-      head:
-        method: eagle3
-        simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 3}
-"""
+POOL = pool_of("{name: thresholds, seed: 1}", "plain", "tree", "head")
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,9 @@ import yaml
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab.invoked import figures, refused
+from tests.lab.pool import pool_of
 
-POOL = """
-models:
-  llama:
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      head:
-        method: eagle3
-        speculative_config: {model: head, num_speculative_tokens: 3}
-        simulate: {calibration: llama-3.1-8b-h100}
-"""
+POOL = pool_of("{name: least_loaded}", "plain", "head")
 
 
 @pytest.fixture
