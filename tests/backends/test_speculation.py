@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from backends.draft_schedule import draft_tokens
-from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
+from backends.speculation import Method, SpeculativeConfig, method_issues, release_notes, serve_config
 from backends.validation import issues_of
 
 
@@ -182,3 +182,21 @@ def test_the_tokens_drafted_per_step(method: Method, config: dict[str, Any] | No
         draft_tokens(method, serve_config(method, SpeculativeConfig.model_validate(config) if config else None))
         == tokens
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "version", "note"),
+    [
+        (Method.MEDUSA, {}, "", "removes medusa"),
+        (Method.MLP_SPECULATOR, {}, "0.33.1", "no more since 0.33"),
+        (Method.EAGLE3, {"enable_adaptive_verification": True}, "0.29.0", "begins with 0.30"),
+        (Method.EAGLE3, {"enable_adaptive_verification": True}, "0.30.0", "PROFILE_CONTEXT_LEN"),
+        (Method.EAGLE3, {}, "0.33.0", None),
+    ],
+)
+def test_notes_name_what_a_release_does_otherwise(
+    method: Method, config: dict[str, Any], version: str, note: str | None
+) -> None:
+    notes = list(release_notes(method, config, version))
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]

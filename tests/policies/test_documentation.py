@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from policies.policy import policies
+from backends.backend import Backend
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
+from policies.policy import policies, register
+from policies.roles import assess, preview
 from policies.rules.policy import ThresholdSettings
 from tests.support.installed_module import installed
 from tests.support.paths import DOCS
@@ -33,8 +37,21 @@ def test_the_documented_rules_are_valid() -> None:
 
 
 @pytest.mark.usefixtures("own_policy")
-def test_the_documented_custom_policy_works() -> None:
-    assert policies()["first_name"].__name__ == "FirstName"
+def test_the_documented_custom_policy_is_one_small_file() -> None:
+    kind = policies()["first_name"]
+    policy = kind(kind.Settings())
+    pool = [Backend(name, "m", Method.NGRAM, "http://127.0.0.1:1") for name in ("bb", "a", "ccc")]
+    request = RequestFeatures("m", Endpoint.CHAT)
+    assert policy.choose(request, pool).backend == "a"
+    assert [rating.backend for rating in assess(policy, request, pool)] == ["bb", "a", "ccc"]
+    assert preview(policy, request, pool) == policy.choose(request, pool)
+
+
+def test_two_policies_cannot_share_a_name() -> None:
+    taken = policies()["round_robin"]
+    with pytest.raises(ValueError, match="two policies are called 'round_robin'"):
+        register(type("Other", (taken,), {}))
+    assert policies()["round_robin"] is taken
 
 
 def test_every_policy_is_documented() -> None:

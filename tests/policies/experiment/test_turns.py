@@ -1,4 +1,4 @@
-"""The interval of the gain covers the true ratio, whenever one looks."""
+"""Blocks of time, and the interval of the gain from them, which covers the true ratio whenever one looks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from policies.experiment.blocks import Blocks, Paces
 from policies.experiment.interval import margin_at_any_time
 from policies.experiment.turns import Comparison, Turns
 
@@ -42,13 +43,6 @@ def test_the_load_of_the_blocks_and_the_pace_of_the_groups_are_adjusted_for() ->
     assert found.high / found.low < 1.045
 
 
-def test_it_is_narrower_with_more_groups_and_wider_with_more_confidence() -> None:
-    few, many = _run(1, 5, 0.8, 0.95)[1], _run(1, 30, 0.8, 0.95)[1]
-    assert many.high / many.low < few.high / few.low
-    more = _run(1, 5, 0.8, 0.99)[1]
-    assert more.high / more.low > few.high / few.low
-
-
 def test_nothing_is_said_of_one_arm_or_of_a_few_blocks() -> None:
     turns = Turns()
     for block in range(50):
@@ -78,3 +72,22 @@ def test_an_estimated_variance_widens_the_margin_up_to_all_differences() -> None
     assert margins == sorted(margins, reverse=True)
     assert margins[0] == math.inf
     assert margins[-2] == pytest.approx(margins[-1], rel=0.001)
+
+
+def test_a_client_s_kinds_are_bounded() -> None:
+    paces = Paces()
+    for number in range(1000):
+        paces.of(f"kind {number}", 1.0, 100.0)
+    assert len(paces._kinds) <= 65
+
+
+def test_a_request_counts_in_each_block_by_the_time_that_it_spent_there() -> None:
+    blocks = Blocks(40.0)
+    assert blocks.begin(10, 401.0)
+    assert blocks.begin(11, 440.0)
+    assert not blocks.begin(12, 495.0), "its beginning was not seen"
+    blocks.observe(455.0, 35.0, 100.0, "", 0)  # from 420 to 455, of which 420 to 435 and 450 to 455 count
+    found = dict(blocks.closed(600.0))
+    assert [found[10][0].seconds, found[11][0].seconds] == [15.0, 5.0]
+    assert found[10][0].arrived_work > 0.0 == found[11][0].arrived_work
+    assert not dict(blocks.closed(600.0))

@@ -28,15 +28,6 @@ def test_a_continued_conversation_keeps_its_prefixes() -> None:
     assert list(later.prefix_tokens) == sorted(later.prefix_tokens)
 
 
-def test_requests_of_an_application_share_only_their_system_prompt() -> None:
-    first, second = (
-        features_of({"role": "user", "content": "Summarise."}),
-        features_of({"role": "user", "content": "Translate."}),
-    )
-    assert first.prefix[0] == second.prefix[0]
-    assert first.prefix[1] != second.prefix[1]
-
-
 def test_prefixes_are_the_same_in_every_process() -> None:
     hashes, _ = prefix_hashes(Prompt([40 * each for each in ("one", "zwei \u00e9 \ud800", "three")]))
     assert hashes == (-4679683291254268335, -2058829981854078956, 5229809699452863538)

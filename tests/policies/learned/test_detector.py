@@ -119,13 +119,6 @@ def test_short_answers_with_ever_other_templates_are_still_of_one_client(client:
     assert bool(detector.found) is (client == "liar")
 
 
-def test_a_single_client_can_show_a_fault() -> None:
-    detector = healthy()
-    for _ in range(12):
-        observe(detector, 0.0, "only")
-    assert "e" in detector.silent
-
-
 def test_the_counters_of_an_engine_acquit_it() -> None:
     detector = healthy()
     for number in range(60):
@@ -166,11 +159,3 @@ def test_under_other_policies_it_rests_longer_with_each_relapse() -> None:
     assert LONGEST_S > REST_S
     detector.forget("e")
     assert detector.admitted(pool, 0.0) == pool
-
-
-def test_nothing_is_changed_while_nothing_is_wrong() -> None:
-    detector = healthy()
-    observe(detector, 0.8)
-    detector.observe_speed("e", 1.2, None, 0.0)
-    assert not detector.found
-    assert detector.effect("e", 0.0) == (1.0, 1.0)

@@ -188,19 +188,6 @@ def test_a_silent_drafter_counts_as_none_until_it_drafts_again() -> None:
     assert pool.policy.choose(request("chat"), pool.backends).backend == "eagle3"
 
 
-@pytest.mark.parametrize("tokens", [8, 64])
-def test_a_probe_does_not_make_a_single_application_one_of_several(tokens: int) -> None:
-    """A short one does not at any rate, one of some length if it is one of ten."""
-    pool = Pool()
-    for number in range(80):
-        if number % (3 if tokens < 16 else 20) == 0:
-            pool.send("baseline", request("", template="probe"), output_tokens=tokens)
-        pool.send("eagle3", request("chat", template="app"), per_step=2.6 + 0.2 * (number % 2))
-    for _ in range(8):
-        pool.send("eagle3", request("chat", template="app"), per_step=1.0)
-    assert "eagle3" in pool.policy.detector.silent
-
-
 def test_long_answers_that_repeat_themselves_do_not_make_a_method_look_good() -> None:
     pool = taught()
     before = pool.costs(request("chat"))["suffix"]
@@ -260,7 +247,7 @@ def test_the_table_can_be_read_as_rules() -> None:
     assert any(line.startswith("code, temperature below 0.05") and ": suffix," in line for line in shown)
 
 
-@pytest.mark.parametrize("kind", [("0/0", "chat"), ("9/0", "3//chat"), ("0/0", "3//a: b"), ("0/0", "x//chat")])
+@pytest.mark.parametrize("kind", [("0/0", "chat"), ("9/0", "3//chat"), ("0/0", "3//a: b")])
 def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str, str]) -> None:
     pool = taught()
     before = rules_of(pool.policy.known, pool.backends)

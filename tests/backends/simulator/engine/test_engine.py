@@ -139,20 +139,6 @@ def test_requests_are_admitted_by_priority_and_then_by_arrival() -> None:
     ]
 
 
-def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
-    schedule = k_by_batch([[1, 1, 4], [2, 4, 2], [5, 16, 0]], 4)
-    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule))
-    sizes = {1: 4, 2: 2, 4: 2, 5: 0, 20: 0}
-    for batch, k in sizes.items():
-        for _ in range(batch):
-            engine.submit_script(0, steady(10, 30, 4, 5), 0.0)
-        engine.step(0.0)
-        step = next_step(engine)
-        assert step.k == k
-        assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
-        steps_of(engine)
-
-
 def test_a_scheduled_k_counts_prefills_and_is_verified_one_step_later() -> None:
     schedule = k_by_batch([[1, 1, 4], [2, 2, 2], [3, 16, 0]], 4)
     engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule, least_passes=1))
@@ -312,23 +298,3 @@ def test_virtual_time_agrees_with_stepping_by_hand(
     completions = play_both(parameters, arrivals)
     assert all(done.arrived_s < done.first_s <= done.ended_s for done in completions)
     assert [done.output_tokens for done in completions] == [script.output_tokens for _, script in arrivals]
-
-
-@pytest.mark.slow
-def test_completions_count_preemptions_and_cached_tokens() -> None:
-    rng = np.random.default_rng(5)
-    parameters = replace(PLAIN, drafting=DRAFTING, k=3, kv_blocks=60, max_num_seqs=12, max_num_batched_tokens=128)
-    arrivals: list[tuple[float, Script]] = []
-    for number in range(400):
-        output = int(rng.integers(1, 150))
-        head = int(rng.integers(0, 20)) * 16
-        tokens = [int(rng.integers(0, 4)), *range(head), *rng.integers(10**6, 10**7, 200 + output).tolist()]
-        emitted = np.minimum(rng.integers(1, 5, output), output - np.arange(output)).astype(np.int32)
-        script = Script(
-            head + 100, output, emitted, np.full(output, 3, np.int32), block_hashes(tokens[: head + 100 + output])
-        )
-        arrivals.append((number * 0.05, script))
-    completions = play_both(parameters, arrivals)
-    assert len(completions) == 400
-    assert sum(done.preemptions for done in completions) > 20
-    assert sum(done.cached_tokens for done in completions) > 1000
