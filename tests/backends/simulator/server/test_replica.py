@@ -258,7 +258,6 @@ def test_paths_beside_those_for_text(urls: dict[str, str]) -> None:
     [
         (CHAT, {"model": "nope", "messages": HELLO}, 404, "Valid aliases: llama-3.1-8b"),
         (CHAT, {"messages": HELLO, "temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
-        (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, {"messages": HELLO, "max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater"),
         (CHAT, {"messages": LONG, "stream": True}, 400, "maximum context length is 2048"),
         (CHAT, {"messages": HELLO, "min_p": 0.1}, 400, "not yet supported with speculative decoding"),
@@ -272,7 +271,6 @@ def test_paths_beside_those_for_text(urls: dict[str, str]) -> None:
         (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling, got 2."),
         (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "Stream options can only"),
         (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, 400, "stop cannot contain an empty string"),
-        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "Invalid messages"),
         (CHAT, [], 400, "Input should be a valid dictionary"),
         (CHAT, b'{"messages":', 400, "Expecting value"),
         (CHAT, b'"\xff"', 400, "decode"),
