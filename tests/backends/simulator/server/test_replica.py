@@ -27,6 +27,8 @@ PARAMETERS = {
     "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "kelvin"]}},
 }
 FUNCTION = {"name": "get_weather", "description": "Get the weather of a city", "parameters": PARAMETERS}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}
+TOOL = {"name": "get_weather", "input_schema": PARAMETERS}
 CALLED = {"city": "Oslo", "unit": "celsius"}
 LONG = [{"role": "user", "content": "word " * 5000}]
 
@@ -90,18 +92,12 @@ def text_of(answer: Any) -> str:
     [
         (CHAT, {"messages": HELLO, "max_tokens": 30}),
         (CHAT, {"messages": WEATHER, "tools": [{"type": "function", "function": FUNCTION}]}),
-        (
-            CHAT,
-            {"messages": WEATHER, "response_format": {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}},
-        ),
+        (CHAT, {"messages": WEATHER, "response_format": BY_SCHEMA}),
         (COMPLETIONS, {"prompt": "import os\n", "max_tokens": 30}),
         (RESPONSES, {"input": "Hello there", "instructions": "Be kind", "max_output_tokens": 30}),
         (RESPONSES, {"input": WEATHER, "tools": [{"type": "function", **FUNCTION}]}),
         (MESSAGES, {"messages": HELLO, "system": "Be kind", "max_tokens": 30}),
-        (
-            MESSAGES,
-            {"messages": WEATHER, "max_tokens": 99, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}]},
-        ),
+        (MESSAGES, {"messages": WEATHER, "max_tokens": 99, "tools": [TOOL]}),
     ],
 )
 def test_a_stream_says_what_a_whole_answer_says(urls: dict[str, str], path: str, body: dict[str, Any]) -> None:
@@ -261,12 +257,7 @@ def test_paths_beside_those_for_text(urls: dict[str, str]) -> None:
         (CHAT, {"messages": HELLO, "max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater"),
         (CHAT, {"messages": LONG, "stream": True}, 400, "maximum context length is 2048"),
         (CHAT, {"messages": HELLO, "min_p": 0.1}, 400, "not yet supported with speculative decoding"),
-        (
-            CHAT,
-            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
-            400,
-            "Invalid JSON schema",
-        ),
+        (CHAT, {"messages": HELLO, "response_format": BY_SCHEMA | {"json_schema": {"schema": 5}}}, 400, "Invalid JSON"),
         (CHAT, {"messages": HELLO, "tools": [{"function": {}}], "tool_choice": "required"}, 400, "Invalid JSON schema"),
         (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling, got 2."),
         (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "Stream options can only"),
