@@ -23,14 +23,15 @@ def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) 
             load = float(rng.normal(5.0, 0.1))
             log = pace + 0.5 * load + float(rng.normal(0.0, 0.02)) + (0.0 if block == 3 else math.log(ratio))
             turns.add(12 * group + block, math.exp(log), math.exp(load), control=block == 3)
-            found = turns.comparison(confidence)
-            held &= math.isnan(found.low) or found.low <= ratio <= found.high
+            if block % 4 == 3:
+                found = turns.comparison(confidence)
+                held &= math.isnan(found.low) or found.low <= ratio <= found.high
     return held, turns.comparison(confidence)
 
 
 @pytest.mark.slow
 def test_it_holds_the_true_ratio_at_all_times_at_least_as_often_as_it_says() -> None:
-    """200 runs, looked at after each block. At 80%, P(fewer than 143 hold) is below 0.001."""
+    """200 runs, looked at after every fourth block. At 80%, P(fewer than 143 hold) is below 0.001."""
     runs = [_run(seed, 20, 0.8, 0.8) for seed in range(200)]
     held = sum(held for held, _ in runs)
     assert 143 <= held < 200, "and it is not so wide that it always holds"
