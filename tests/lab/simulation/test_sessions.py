@@ -65,21 +65,6 @@ def test_a_refused_request_does_not_end_its_session() -> None:
     assert (one.errors, one.number.tolist(), one.arrived_s.tolist()) == (1, [1], [2.0])
 
 
-def test_sessions_compete_for_the_cache() -> None:
-    """Two sessions take turns on one replica: their prompts are found again only if the cache holds both."""
-    blocks = {name: [offset + number for number in range(100)] for name, offset in (("a", 0), ("b", 1000))}
-    records = []
-    for turn in range(3):
-        for name in "ab":
-            one = record(float(turn), name, 5.0 if turn else None, 6400)
-            records.append(
-                TraceRecord(**{**{f: getattr(one, f) for f in one.__slots__}, "prefix_blocks": blocks[name]})
-            )
-    ample, scarce = (played(requests_of(*records), kv_blocks=count) for count in (1000, 450))
-    assert (ample.ttft_s[2:] < 0.5 * ample.ttft_s[0]).all()
-    assert (scarce.ttft_s[2:] > 3 * ample.ttft_s[2:]).all()
-
-
 def test_copies_of_sessions_share_no_prefix_and_begin_at_random() -> None:
     with request_table(read_trace([SESSION]), 1.0) as table:
         assert not table.order.is_open

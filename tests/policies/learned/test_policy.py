@@ -101,15 +101,6 @@ def test_what_was_sent_to_an_engine_before_it_turned_out_to_be_another_is_not_ta
     assert pool.policy.known.replicas["eagle3"].sent == 2
 
 
-def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:
-    pool = taught()
-    before, eagle3 = pool.costs(request("chat"))["eagle3"], pool.backends[-1]
-    eagle3.load = EngineLoad(others=20, at_s=math.inf)
-    assert pool.costs(request("chat"))["eagle3"] > before
-    eagle3.load = EngineLoad(others=20, at_s=0.0)
-    assert pool.costs(request("chat"))["eagle3"] == pytest.approx(before, rel=0.01)
-
-
 def test_a_client_with_more_than_its_share_in_flight_is_kept_from_the_others() -> None:
     pool = taught()
     pool.backends[-1].in_flight = 6
@@ -142,15 +133,6 @@ def test_the_speed_of_each_replica_is_learned() -> None:
     after = pool.costs(request("chat"))
     assert 1.5 < after["baseline"] / before["baseline"] < 2.5
     assert after["suffix"] == pytest.approx(before["suffix"], rel=0.35)
-
-
-def test_shadow_drafting_teaches_what_other_replicas_would_have_had() -> None:
-    pool = Pool()
-    for _ in range(40):
-        pool.send("baseline", request("code"), per_step=1.0, shadow={"ngram:5": 4.0, "suffix:24": 4.5})
-    per_step = {one.replica.name: one.per_step for one in pool.policy._delays(request("code"), pool.backends)}
-    assert per_step["ngram"] > 3.0
-    assert per_step["suffix"] > 3.3
 
 
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:

@@ -225,15 +225,6 @@ def test_safe_candidates_with_much_more_to_do_are_not_the_only_ones() -> None:
     assert world.troubles.sparing(request, world.pool) == world.pool
 
 
-def test_another_engine_is_not_blamed_for_the_one_before() -> None:
-    world = found_world()
-    for name in "ef":
-        world.troubles.forget(name)
-    world.now_s += 60.0
-    assert world.troubles.refresh()
-    assert world.troubles.found == ()
-
-
 def test_what_the_engine_before_was_asked_says_nothing_of_the_present_one() -> None:
     world = found_world()
     for name in "ef":
