@@ -255,3 +255,26 @@ def test_a_record_has_the_features_that_the_policy_saw() -> None:
     names = [name for name in TraceRecord.__dataclass_fields__ if name in RequestFeatures.__dataclass_fields__]
     record = TraceRecord(**{name: getattr(known, name) for name in names})
     assert replay_request(record, 0.0, 1.0).features == known
+
+
+def turn(at_s: float, session: str = "a", think_time_s: float | None = None, prompt_tokens: int = 640) -> ReplayRequest:
+    one = record(arrived_at=at_s, session=session, think_time_s=think_time_s, prompt_tokens=prompt_tokens)
+    return replay_request(one, at_s, 0.0)
+
+
+def test_a_request_of_a_session_follows_the_simulated_answer() -> None:
+    turns = [turn(0.0), turn(1.0, think_time_s=2.5), turn(2.0, "b"), turn(9.0, think_time_s=0.5), turn(9.25)]
+    plain = replica(Method.BASELINE)
+    fast, slow = (play([replace(plain, calibration=name)], turns) for name in (CALIBRATION, "llama-3.1-70b-4xh100"))
+    for one in (fast, slow):
+        ends_s = one.arrived_s + one.e2e_s
+        assert one.arrived_s[1] == pytest.approx(ends_s[0] + 2.5)
+        assert one.arrived_s[2] == 2.0
+        assert one.arrived_s[3] == pytest.approx(ends_s[1] + 0.5)
+        assert one.arrived_s[4] == pytest.approx(one.arrived_s[3] + 0.25), "without a think time it keeps its distance"
+    assert slow.arrived_s[3] > fast.arrived_s[3]
+
+
+def test_a_refused_request_does_not_end_its_session() -> None:
+    one = play([replica(Method.BASELINE)], [turn(0.0, prompt_tokens=200_000), turn(1.0, think_time_s=2.0)])
+    assert (one.errors, one.number.tolist(), one.arrived_s.tolist()) == (1, [1], [2.0])
