@@ -1,16 +1,19 @@
-"""Kinds, mixes, and the search for the best mix."""
+"""Kinds, whether they fit into memory, mixes, and the search for the best mix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.calibration.calibration import Calibration
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
+from lab.plan.memory import fit
 from lab.plan.mixes import DRAFTS, Mix, ReplicaKind, gpus_of, kind_of, kinds, mixes, neighbours, title
 from lab.plan.planning import choose, judged, play
 from lab.plan.result import PlanObjective
@@ -237,3 +240,30 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
 def test_without_a_usable_kind_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="no kind of replica fits"):
         find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], PlanObjective())
+
+
+def with_memory(**changes: Any) -> Calibration:
+    return H100.model_copy(update={"memory": H100.memory.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("method", sorted(H100.methods))
+def test_the_kv_cache_is_that_of_the_simulator_in_whole_blocks(method: Method) -> None:
+    own = fit(H100, method)
+    assert own.fits
+    assert own.tokens == H100.kv_tokens(method) // 16 * 16
+
+
+def test_a_replica_that_does_not_fit_has_a_reason() -> None:
+    large = fit(with_memory(weights_gib=80.0), Method.BASELINE)
+    assert (large.fits, large.tokens) == (False, 0)
+    assert large.kv_gib < 0
+    assert large.reason == "80.00 GiB of weights do not fit on 1x H100 80GB: 11.4 GiB short"
+    short = fit(with_memory(gpu_gib=24.0), Method.BASELINE, 131_072)
+    assert not short.fits
+    assert 0 < short.tokens < 131_072
+    assert f"it would start with --max-model-len {short.tokens}" in short.reason
+    assert fit(with_memory(gpu_gib=24.0), Method.BASELINE, short.tokens).fits
+    large_draft = fit(with_memory(gpu_gib=2.29 / 0.151, weights_gib=1.0), Method.DRAFT_MODEL)
+    assert not large_draft.fits
+    assert "are 15% of 1x H100 80GB; above 15% a draft costs more context" in large_draft.reason
+    assert fit(with_memory(gpu_gib=2.29 / 0.149, weights_gib=1.0), Method.DRAFT_MODEL).fits
