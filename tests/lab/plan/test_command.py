@@ -152,10 +152,3 @@ def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_sa
 )
 def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], message: str) -> None:
     assert message in invoked.refused("plan", trace, "--replicas", 2, "--jobs", 1, *options)
-
-
-@pytest.mark.slow
-def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
-    """The default policy breaks ties at random and has no seed in its settings."""
-    given = (trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200)
-    assert figures(tmp_path, *given) == figures(tmp_path, *given)
