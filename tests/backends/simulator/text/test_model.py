@@ -40,18 +40,6 @@ def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     assert answer.kind is Kind.CODE
 
 
-@pytest.mark.slow
-def test_copies_are_less_exact_at_higher_temperature(model: TargetModel) -> None:
-    question = f"Repeat this code exactly:\n```python\n{SOURCE}\n```"
-    lines = SOURCE.splitlines()
-
-    def kept(temperature: float) -> int:
-        answers = [text_of(model, ask(model, question, Sampling(temperature, seed=seed), 4000)) for seed in range(5)]
-        return sum(line in answer for answer in answers for line in lines)
-
-    assert kept(0.0) > kept(1.0) > kept(2.0)
-
-
 def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetModel) -> None:
     def tokens_per_step(question: str) -> float:
         prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
