@@ -87,9 +87,9 @@ async def serving(handler: Handler, path: Path | None = None) -> AsyncIterator[U
         await asyncio.sleep(0)
 
 
-async def ask(client: UpstreamClient, *, head_only: bool = False, once: bool = False) -> Recorder:
+async def ask(client: UpstreamClient, *, once: bool = False) -> Recorder:
     recorder = Recorder()
-    client.send(Call(REQUEST, b"", recorder, head_only=head_only, once=once))
+    client.send(Call(REQUEST, b"", recorder, once=once))
     await recorder.ended()
     return recorder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +25,9 @@ FEW = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1)
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    write_trace(
-        path,
-        [
-            TraceRecord(
-                arrived_at=0.2 * number, temperature=0.0, workload="chat", prompt_tokens=100 + number % 400,
-                output_tokens=50 + number % 90,
-            )
-            for number in range(800)
-        ],
-    )  # fmt: skip
+    chat = TraceRecord(temperature=0.0, workload="chat")
+    sizes = [{"prompt_tokens": 100 + number % 400, "output_tokens": 50 + number % 90} for number in range(800)]
+    write_trace(path, [replace(chat, arrived_at=0.2 * number, **each) for number, each in enumerate(sizes)])
     return path
 
 

@@ -29,19 +29,17 @@ CALIBRATION = "llama-3.1-8b-h100"
 H100 = load_calibration(CALIBRATION)
 
 
-def _kinds(max_model_len: int = 8192) -> list[ReplicaKind]:
-    return kinds(H100, max_model_len)
+def _kinds() -> list[ReplicaKind]:
+    return kinds(H100, 8192)
 
 
-def _requests(
-    count: int, gap_s: float, *, workloads: Sequence[str] = ("chat",), seed: int = 0, **told: object
-) -> tuple[ReplayRequest, ...]:
+def _requests(count: int, gap_s: float, *, seed: int = 0, **told: object) -> tuple[ReplayRequest, ...]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(gap_s, count))
     made = []
-    for number, at_s in enumerate(times):
+    for at_s in times:
         record = TraceRecord(
-            prompt_tokens=int(rng.integers(50, 800)), temperature=0.0, workload=workloads[number % len(workloads)],
+            prompt_tokens=int(rng.integers(50, 800)), temperature=0.0, workload="chat",
             output_tokens=int(rng.integers(20, 300)),
             **told,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -57,10 +55,10 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
     )
 
 
-def _runner(known: Sequence[ReplicaKind], windows: int = 3, policy: str = "least_loaded") -> MixRunner:
-    settings = policies()[policy].Settings.model_validate({"seed": 1})
-    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(windows)])
-    return MixRunner(CALIBRATION, tuple(known), policy, settings, of)
+def _runner(known: Sequence[ReplicaKind]) -> MixRunner:
+    settings = policies()["least_loaded"].Settings.model_validate({"seed": 1})
+    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(3)])
+    return MixRunner(CALIBRATION, tuple(known), "least_loaded", settings, of)
 
 
 def _task(mix: tuple[int, ...], window: int, seed: int) -> MixTask:
@@ -168,15 +166,15 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     assert present.worse_in == 1.0
 
 
-def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[MixTask], list[Replayed]]:
+def _made_up() -> Callable[[MixTask], list[Replayed]]:
     """Return a synthetic run: replicas of kinds 2 and 3 save time, up to three of each."""
 
     def run(task: MixTask) -> list[Replayed]:
         mix, played = task.mix, []
         for window in task.counted:
             rng = np.random.default_rng((window, task.seed))
-            mean = 10 - 1.5 * min(mix.count(2), 3) - saved * min(mix.count(3), 3) + 0.1 * len(set(mix))
-            played.append(_played(unit * mean * rng.lognormal(0, 0.2, 400)))
+            mean = 10 - 1.5 * min(mix.count(2), 3) - 1.6 * min(mix.count(3), 3) + 0.1 * len(set(mix))
+            played.append(_played(mean * rng.lognormal(0, 0.2, 400)))
         return played
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "untimed.jsonl"
     acceptance = [{"suffix": 6.0, "eagle3": 1.5}, {"suffix": 1.2, "eagle3": 3.0}]
-    write_trace(
-        path,
-        [
-            TraceRecord(
-                temperature=0.0, prompt_tokens=100 + n % 50, output_tokens=60, template=2 * f"{n % 2:04x}",
-                acceptance=acceptance[n % 2],
-            )
-            for n in range(200)
-        ],
-    )  # fmt: skip
+    kinds = [
+        TraceRecord(temperature=0.0, output_tokens=60, template=2 * f"{kind:04x}", acceptance=acceptance[kind])
+        for kind in range(2)
+    ]
+    write_trace(path, [replace(kinds[n % 2], prompt_tokens=100 + n % 50) for n in range(200)])
     return path
 
 

@@ -87,8 +87,8 @@ def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], dr
     return total_s + parameters.outside_s
 
 
-def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], name: str = "least_loaded") -> Replayed:
-    return replay(pool, requests, policy(name))
+def play(pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest]) -> Replayed:
+    return replay(pool, requests, policy("least_loaded"))
 
 
 def test_recorded_steps_determine_the_time_of_a_request() -> None:
@@ -224,20 +224,9 @@ def test_shared_prefixes_hit_the_cache() -> None:
 def test_a_suffix_replica_remembers_its_own_answers() -> None:
     """The same answer to two prompts, on one replica, and on one each."""
     rng = np.random.default_rng(3)
-    answer = rng.integers(0, 30_000, 200).tolist()
-    requests = [
-        replay_request(
-            record(
-                prompt_tokens=50,
-                output_tokens=200,
-                prompt_token_ids=rng.integers(0, 30_000, 50).tolist(),
-                output_token_ids=answer,
-            ),
-            60.0 * number,
-            0.0,
-        )
-        for number in range(2)
-    ]
+    answered = record(prompt_tokens=50, output_tokens=200, output_token_ids=rng.integers(0, 30_000, 200).tolist())
+    prompts = rng.integers(0, 30_000, (2, 50)).tolist()
+    requests = [replay_request(replace(answered, prompt_token_ids=ids), 60.0 * n, 0.0) for n, ids in enumerate(prompts)]
     pool = [replica(Method.SUFFIX, 24)]
     again = replay(pool, requests, policy("least_loaded"), remembers=True).e2e_s
     apart = replay(pool, requests[1:], policy("least_loaded"), remembers=True).e2e_s

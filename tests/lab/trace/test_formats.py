@@ -463,9 +463,9 @@ def test_a_format_is_known_by_all_of_its_keys(tmp_path: Path, document: dict[str
         detect_format(path)
 
 
-def hashed(times: list[float], block: int, length: int = 3000) -> bytes:
+def hashed(times: list[float], block: int) -> bytes:
     """Return a trace with block hashes whose prompts grow."""
-    lengths = [length + 700 * n for n in range(len(times))]
+    lengths = [3000 + 700 * n for n in range(len(times))]
     rows = zip(times, lengths, strict=True)
     return lines(
         *(

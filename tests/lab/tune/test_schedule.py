@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -19,17 +20,8 @@ POOL = pool_of("{name: least_loaded}", "plain", "head")
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     rng, path = Random(0), tmp_path / "trace.jsonl.zst"
-    records = [
-        TraceRecord(
-            arrived_at=number / 40,
-            workload="chat",
-            temperature=0.0,
-            prompt_tokens=400,
-            output_tokens=rng.randint(60, 200),
-        )
-        for number in range(400)
-    ]
-    write_trace(path, records)
+    chat = TraceRecord(workload="chat", temperature=0.0, prompt_tokens=400)
+    write_trace(path, [replace(chat, arrived_at=n / 40, output_tokens=rng.randint(60, 200)) for n in range(400)])
     return path
 
 

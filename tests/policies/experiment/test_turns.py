@@ -12,14 +12,14 @@ from policies.experiment.interval import margin_at_any_time
 from policies.experiment.turns import Comparison, Turns
 
 
-def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) -> tuple[bool, Comparison]:
+def _run(seed: int, groups: int, ratio: float, confidence: float) -> tuple[bool, Comparison]:
     """Return whether every interval of a run held the true ratio, and the last; groups differ in load and in pace."""
     rng = np.random.default_rng(seed)
     turns = Turns()
     held = True
     for group in range(groups):
         pace = float(rng.normal(0.0, 0.2))
-        for block in range(own + 1):
+        for block in range(8):
             load = float(rng.normal(5.0, 0.1))
             log = pace + 0.5 * load + float(rng.normal(0.0, 0.02)) + (0.0 if block == 3 else math.log(ratio))
             turns.add(12 * group + block, math.exp(log), math.exp(load), control=block == 3)

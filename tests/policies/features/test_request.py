@@ -150,22 +150,12 @@ def test_a_conversation_has_the_same_features_in_every_api() -> None:
         ],
         "max_output_tokens": 5,
     }
-    all_features = [
-        described(chat),
-        described(messages, Endpoint.MESSAGES),
-        described(responses, Endpoint.RESPONSES),
-    ]
-    assert (
-        len(
-            {
-                (each.template, each.turns, each.prompt_tokens, each.overlap, each.unseen, each.shape)
-                for each in all_features
-            }
-        )
-        == 1
-    )
-    assert all_features[0].turns == 3
-    assert [features.max_tokens for features in all_features] == [None, 5, 5]
+    of_chat = described(chat)
+    assert (of_chat.turns, of_chat.max_tokens) == (3, None)
+    for other in (described(messages, Endpoint.MESSAGES), described(responses, Endpoint.RESPONSES)):
+        assert other.max_tokens == 5
+        for name in ("template", "turns", "prompt_tokens", "overlap", "unseen", "shape"):
+            assert getattr(other, name) == getattr(of_chat, name), name
 
 
 def test_the_template_depends_on_the_system_prompt_only() -> None:

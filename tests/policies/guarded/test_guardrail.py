@@ -25,16 +25,14 @@ class Pool:
         self.rng = np.random.default_rng(seed)
         self.per_s = per_s
 
-    def run(
-        self, blocks: float, ratio: float, until: Callable[[], bool] = lambda: False, spread: float = 0.25
-    ) -> float | None:
+    def run(self, blocks: int, ratio: float, until: Callable[[], bool] = lambda: False) -> float | None:
         """Play some blocks in which the policy takes `ratio` times as long; return the seconds until `until` holds."""
         began_s = self.now_s
         for _ in range(int(blocks * BLOCK_S)):
             slow = 1.0 if self.guardrail.by_control(self.now_s) else ratio
             for _ in range(self.per_s):
                 work = float(self.rng.exponential(100.0)) + 1.0
-                seconds = slow * 0.005 * work * float(np.exp(self.rng.normal(0.0, spread)))
+                seconds = slow * 0.005 * work * float(np.exp(self.rng.normal(0.0, 0.25)))
                 self.guardrail.observe(self.now_s + seconds, seconds, work, "chat")
             if until():
                 return self.now_s - began_s

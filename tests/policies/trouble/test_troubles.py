@@ -42,17 +42,17 @@ class World:
         self.troubles.observe(request, at, "failed" if is_wrong else "", 2.0)
         self.now_s += 0.1
 
-    def run(self, number: int, clients: str = "xyz", shapes: list[str] = SHAPES) -> Iterator[int]:
+    def run(self, number: int, shapes: list[str] = SHAPES) -> Iterator[int]:
         for index in range(number):
-            request = asking(self.rng.choice(shapes), self.rng.choice(clients))
+            request = asking(self.rng.choice(shapes), self.rng.choice("xyz"))
             self.ask(request, self.rng.choice(self.pool))
             if index % 5 == 0:
                 self.troubles.refresh()
             yield index
 
 
-def where(share: float, feature: str, names: str, base: float = 0.005) -> Truth:
-    return lambda at, request: share if feature in request.shape and at.name in names else base
+def where(share: float, feature: str, names: str) -> Truth:
+    return lambda at, request: share if feature in request.shape and at.name in names else 0.005
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.5, 25), (7 / 42, 160)])
@@ -168,8 +168,8 @@ def test_no_client_keeps_alive_what_others_no_longer_see() -> None:
     assert {each.client for each in world.troubles.found} <= {"x"}
 
 
-def found_world(share: float = 0.5) -> World:
-    world = World(where(share, "thinking", "ef"))
+def found_world() -> World:
+    world = World(where(0.5, "thinking", "ef"))
     for _ in world.run(2000):
         if [each.client for each in world.troubles.found] == [""]:
             return world
