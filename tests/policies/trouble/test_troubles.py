@@ -61,17 +61,14 @@ def test_a_feature_that_breaks_on_an_arm_is_found_by_name(share: float, most: in
         world = World(where(share, "thinking", "ef"), seed)
         asked = 0
         for _ in world.run(4000):
-            asked = sum(sums[0] for key, sums in world.troubles.statistics.buckets(TROUBLE).items() if _is_mtp(key))
+            buckets = world.troubles.statistics.buckets(TROUBLE).items()
+            asked = sum(sums[0] for key, sums in buckets if key[0] == "mtp:2" and "thinking" in key[2].split("+"))
             if world.troubles.found:
                 break
         (found,) = world.troubles.found
         assert (found.shape, found.problem) == (("thinking",), "failed")
         assert found.arm == "mtp:2"
         assert asked <= most
-
-
-def _is_mtp(key: tuple[str, ...]) -> bool:
-    return key[0] == "mtp:2" and "thinking" in key[2].split("+")
 
 
 def test_a_clock_that_is_set_back_delays_nothing() -> None:

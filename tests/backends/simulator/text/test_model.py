@@ -24,18 +24,14 @@ def model() -> TargetModel:
     return text.load("a-model")
 
 
-def ask(model: TargetModel, question: str, sampling: Sampling = GREEDY, limit: int = 1000, **how: int) -> Writing:
-    return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), sampling, limit, **how)
-
-
-def text_of(model: TargetModel, writing: Writing) -> str:
-    return model.tokenizer.decode(writing.ids)
+def ask(model: TargetModel, question: str, limit: int = 1000, **how: int) -> Writing:
+    return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), GREEDY, limit, **how)
 
 
 @pytest.mark.slow
 def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     answer = ask(model, f"Repeat this code exactly:\n```python\n{SOURCE}\n```", limit=4000)
-    assert text_of(model, answer) == f"```python\n{SOURCE}\n```"
+    assert model.tokenizer.decode(answer.ids) == f"```python\n{SOURCE}\n```"
     assert answer.stopped
     assert answer.kind is Kind.CODE
 
