@@ -77,15 +77,12 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
-    given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006")
-    best = {}
-    for calibration in ("llama-3.1-8b-h200", "llama-3.1-8b-l40s"):
-        printed, plan = figures(tmp_path, *given, "--calibration", calibration)
-        assert "SLO kept" in printed
-        assert plan["calibration"] == calibration
-        best[calibration] = max(one["value"] for one in plan["mixes"])
-    assert best["llama-3.1-8b-l40s"] < best["llama-3.1-8b-h200"]
+def test_a_plan_with_an_slo(trace: Path, tmp_path: Path) -> None:
+    given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006", "--calibration", "llama-3.1-8b-h200")
+    printed, plan = figures(tmp_path, *given)
+    assert "SLO kept" in printed
+    assert plan["calibration"] == "llama-3.1-8b-h200"
+    assert all(0.0 < one["value"] <= 1.0 for one in plan["mixes"])
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
