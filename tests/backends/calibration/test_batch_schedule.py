@@ -25,7 +25,6 @@ def decoding_step(parameters: EngineParameters, method: Method, name: str, batch
     return steps_of(fleet, 3)[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(SCHEDULED))
 @pytest.mark.parametrize("name", calibration_names())
 def test_a_step_takes_what_the_simulated_engine_takes(name: str, method: Method) -> None:
