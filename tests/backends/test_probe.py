@@ -151,16 +151,6 @@ async def test_a_context_that_cannot_be_is_unknown(length: object, tokens: int) 
     assert (result.problem, result.said and result.said.context_tokens) == (None, tokens)
 
 
-@pytest.mark.parametrize("answer", [whole(b" " * 3_000_000 + b"{}"), whole(b"[" * 100_000)])
-async def test_a_temperature_beyond_all_bounds_is_not_said(answer: bytes) -> None:
-    async def responses(wire: Wire) -> None:
-        with contextlib.suppress(ConnectionError):
-            await wire.send(answer)
-
-    async with Upstream("a", "m", responses) as upstream:
-        assert await default_temperature(upstream.url) is None
-
-
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [

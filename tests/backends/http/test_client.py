@@ -113,20 +113,6 @@ def answering(*answers: bytes, close: bool = False) -> Handler:
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: 1\r\n\r\nok"
 
 
-async def test_a_connection_is_reused_after_a_chunked_answer() -> None:
-    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
-    connections = 0
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        await answering(chunked, OK, chunked)(reader, writer)
-
-    async with serving(handler) as client:
-        assert [(await ask(client)).body for _ in range(3)] == [b"abc", b"ok", b"abc"]
-        assert connections == 1
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

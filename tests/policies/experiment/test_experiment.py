@@ -292,18 +292,6 @@ def test_loads_at_which_the_better_arm_loses_are_named(crossing: Crossing | None
     assert f"differ by less than 2% at 3.0 requests in flight per replica; {words}" in alike
 
 
-def test_gateways_add_up_what_they_see() -> None:
-    one, two = Stand(seed=1), Stand(seed=2)
-    one.run(10)
-    two.run(10)
-    for table, epoch in two.statistics.take_changed():
-        one.statistics.set_others_of(table, epoch, {row.key: row.sums for row in two.statistics.own_of(table, epoch)})
-    both, alone = Evidence(PLAN, one.statistics), Evidence(PLAN, two.statistics)
-    assert both.blocks.keys() == alone.blocks.keys()
-    assert both.total("head").chosen > 1.5 * alone.total("head").chosen
-    assert both.fit("plain", "head") is not None
-
-
 def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> None:
     statistics = Statistics([BLOCKS], lambda: START_S)
     for number in range(60):
@@ -315,13 +303,6 @@ def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> Non
     cost = Evidence(PLAN, statistics).cost(0.95)
     assert cost.control == 10
     assert cost.low < 1.0 < cost.high
-
-
-@pytest.mark.parametrize(("per_s", "is_enough"), [(0.5, False), (4.0, True)])
-def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough: bool) -> None:
-    stand = Stand(Plan("ten", PLAN.arms, PLAN.groups, block_s=20.0))
-    assert stand.run(0.5, per_s).needed_block_s() is None, "it is not known yet"
-    assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
 
 
 def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() -> None:

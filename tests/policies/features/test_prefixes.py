@@ -58,13 +58,6 @@ def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
     assert list(second.prefix_tokens) == sorted(set(second.prefix_tokens))
 
 
-@pytest.mark.parametrize("later", [1, 9, 31])
-def test_all_of_a_request_is_found_in_the_next_ones_of_a_long_conversation(later: int) -> None:
-    first = _long(300)
-    assert first.prefix_tokens[-1] == pytest.approx(first.prompt_tokens, abs=6)
-    assert first.prefix[-1] in _long(300 + later).prefix
-
-
 def test_the_tail_of_a_prompt_is_the_end_of_all_its_texts() -> None:
     texts = ["x" * 5000, "and now", "translate this:"]
     assert Prompt(texts).tail() == "\n".join(texts)[-TAIL_CHARS:]

@@ -169,23 +169,6 @@ def test_durations_of_zero_are_ignored() -> None:
     assert math.isnan(guardrail.ratio)
 
 
-def test_a_frozen_policy_that_is_not_better_stays_frozen() -> None:
-    for seed in range(3):
-        guardrail = Guardrail(HALF)
-        guardrail.frozen = True
-        Pool(guardrail, seed).run(40, 1.0)
-        assert guardrail.frozen
-
-
-def test_a_frozen_policy_that_seems_better_gets_every_second_block_until_it_is_certain() -> None:
-    guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
-    guardrail.frozen = True
-    pool = Pool(guardrail, 3, per_s=2)
-    assert pool.run(100, 0.9, lambda: guardrail.share() == 0.5) is not None
-    assert guardrail.frozen
-    assert pool.run(50, 0.9, lambda: not guardrail.frozen) is not None
-
-
 def test_a_block_in_which_no_request_arrives_is_not_compared() -> None:
     """Long requests from the end of the block before are in it, enough of them to count, and one that failed."""
     guardrail = Guardrail(HALF)
@@ -201,3 +184,12 @@ def test_a_block_in_which_no_request_arrives_is_not_compared() -> None:
     assert guardrail.needed_block_s() is None
     compared = guardrail.comparison(0.95)
     assert compared.own + compared.control <= 1
+
+
+def test_a_frozen_policy_that_seems_better_gets_every_second_block_until_it_is_certain() -> None:
+    guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
+    guardrail.frozen = True
+    pool = Pool(guardrail, 3, per_s=2)
+    assert pool.run(100, 0.9, lambda: guardrail.share() == 0.5) is not None
+    assert guardrail.frozen
+    assert pool.run(50, 0.9, lambda: not guardrail.frozen) is not None

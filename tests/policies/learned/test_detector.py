@@ -88,15 +88,6 @@ def test_what_stays_so_is_learned() -> None:
     assert min(released) > 90
 
 
-def test_lessons_wait_for_evidence_to_go() -> None:
-    detector = healthy()
-    assert observe(detector, 1.0, lesson=1) == [1]
-    assert observe(detector, 0.2, lesson=2) == []
-    released = [lesson for _ in range(4) for lesson in observe(detector, 1.1, lesson=3)]
-    assert released[:2] == [2, 3]
-    assert not detector.found
-
-
 def test_one_client_accuses_nobody_while_others_are_answered() -> None:
     detector = healthy()
     for number in range(400):

@@ -22,22 +22,6 @@ def _cached(memory: PrefixMemory, backend: BackendPrefixes, *blocks: int) -> flo
     return backend.cached_tokens(_request(*blocks), memory.holders(_request(*blocks)))
 
 
-def test_the_longest_prefix_sent_to_a_backend_counts() -> None:
-    memory = PrefixMemory()
-    first, second = memory.add_backend(), memory.add_backend()
-    assert _cached(memory, first, 1, 2, 3, 4) == 0
-    first.remember(*_sent(1, 2, 3, 4))
-    second.remember(*_sent(1, 2, 8))
-    assert _cached(memory, first, 1, 2, 3, 4) == 400
-    assert _cached(memory, first, 1, 2, 9, 10) == 200
-    assert _cached(memory, first, 1, 2, 8) == 200
-    assert _cached(memory, first, 9, 10, 11) == 0
-    assert _cached(memory, first) == 0
-    assert _cached(memory, second, 1, 2, 3, 4) == 200
-    assert _cached(memory, second, 1, 2, 8) == 300
-    assert _cached(memory, memory.add_backend(), 1, 2, 8) == 0
-
-
 @pytest.mark.parametrize("known", range(8))
 def test_bisection_finds_every_length(known: int) -> None:
     memory = PrefixMemory()

@@ -109,15 +109,6 @@ def test_what_goes_wrong_everywhere_is_no_trouble(base: float) -> None:
         assert not [index for index in world.run(5_000) if world.troubles.found]
 
 
-def test_requests_that_fail_by_their_own_fault_move_nobody() -> None:
-    """A client whose schemas no engine can compile, and who is most of the traffic of one arm."""
-    world = World(lambda _at, request: 0.6 if request.client == "hostile" else 0.0)
-    for _ in range(3000):
-        world.ask(asking("json_schema", world.rng.choice(["hostile", "x", "y"])), world.rng.choice(world.pool))
-        world.troubles.refresh()
-    assert world.troubles.found == ()
-
-
 def asked_by(world: World, client: str, problems: list[str], at: Backend, number: int = 60) -> None:
     """Have a client ask a backend for JSON, with these outcomes in turn, and have all others be served well there."""
     for index in range(number):
