@@ -1,11 +1,8 @@
-"""What the pages say of policies, and of policies of your own: a documented one, and the example of a package."""
+"""What the pages say of policies, and of policies of your own."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from hashlib import md5
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,6 @@ import yaml
 
 from backends.backend import Backend
 from backends.speculation import Method
-from policies import policy as registry
-from policies.build import build
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import policies, register
 from policies.roles import assess, preview
@@ -56,27 +51,3 @@ def test_two_policies_cannot_share_a_name() -> None:
 
 def test_every_policy_is_documented() -> None:
     assert set(policies()) <= set(re.findall(r"^\| \[?`(\w+)`", PAGE, re.MULTILINE))
-
-
-@pytest.mark.slow
-def test_the_example_package_is_found_by_its_name_and_routes_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *flags, "--target", tmp_path, DOCS / "examples" / "policy-package"],
-        check=True,
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry.policies()))
-    kind = registry.policies()["same_template"]
-    policy = build("same_template", kind.Settings.model_validate({"most": 4, "guardrail": {"share": 0}}))
-    pool = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1") for name in "abc"]
-    templates = [md5(bytes([number % 9])).hexdigest()[:8] for number in range(90)]
-    decisions = [policy.choose(RequestFeatures("m", Endpoint.CHAT, template=each), pool) for each in templates]
-    assert {(decision.policy, decision.reason) for decision in decisions} == {("same_template", "template")}
-    assert len({decision.backend for decision in decisions}) > 1
-    assert all(one.backend == other.backend for one, other in zip(decisions, decisions[9:], strict=False))
-    assert {rating.note for rating in assess(policy, RequestFeatures("m", Endpoint.CHAT), pool)} == {
-        "not scored by this policy"
-    }
