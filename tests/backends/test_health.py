@@ -170,14 +170,6 @@ def test_a_relapse_takes_a_replica_out_for_twice_as_long() -> None:
     assert after(back, *strikes(4, at_s=13.0)).ejection_s == 2.0, "it behaved for long enough"
 
 
-def test_a_prompt_that_is_computed_in_parts_is_progress() -> None:
-    """Until the prompt is complete, vLLM counts no token of it; the KV cache shows that it goes on."""
-    parts: list[tuple[float, Evidence]] = [
-        (float(number), Probed(engine=EngineMetrics(running=1, kv_usage=number / 100))) for number in range(20)
-    ]
-    assert after(UP, *parts).state is State.UP
-
-
 IDLE = EngineMetrics(generation_tokens=9)
 
 

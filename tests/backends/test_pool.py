@@ -15,7 +15,7 @@ import uvloop
 from backends.backend import Backend, EngineChange
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
-from backends.health import Drain, Ejected, Health, HealthRules, Probed, State, Strike, Unreachable
+from backends.health import Ejected, Health, HealthRules, Probed, State, Strike, Unreachable
 from backends.pool import Listener, Pool
 from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
@@ -143,33 +143,6 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("prepare", "reason"),
-    [
-        (lambda upstream: setattr(upstream, "health_status", 503), "/health answered 503"),
-        (lambda upstream: setattr(upstream, "health_hangs", True), "does not answer"),
-        (
-            lambda upstream: setattr(upstream, "model", "other"),
-            "serves other, not m: start it with --served-model-name m, or call the model other in the pool file",
-        ),
-        (
-            lambda upstream: setattr(upstream, "models", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n<br>"),
-            "/v1/models did not answer with a list of models",
-        ),
-        (
-            lambda upstream: setattr(upstream, "models", b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n"),
-            "set the backend's api_key",
-        ),
-    ],
-)
-async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Upstream], None], reason: str) -> None:
-    async with running_pool(prepare) as (pool, backend, _):
-        await eventually(lambda: backend.health.state is State.DOWN)
-        assert reason in backend.health.reason
-        assert pool.up("m") == []
-
-
-@pytest.mark.slow
 async def test_what_happens_to_a_replica_is_told_once_and_probes_go_on_if_the_listener_raises() -> None:
     class Broken(Heard):
         def went_down(self, backend: Backend) -> None:
@@ -247,22 +220,6 @@ async def test_a_failure_wakes_the_probe() -> None:
         await stays(lambda: backend.health.state is State.UP, 0.2)
         pool.report_failure(backend)
         await eventually(lambda: backend.health.failed_probes > 0)
-
-
-@pytest.mark.slow
-async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
-    async with running_pool() as (pool, backend, upstream):
-        await eventually(lambda: backend.health.state is State.UP)
-        pool.report(backend, Drain())
-        await stays(lambda: backend.health.state is State.DRAINING, 0.2)
-        pool.report(backend, Unreachable("refused"))
-        assert backend.health.state is State.DRAINING
-        await upstream.die()
-        await stays(lambda: backend.health.state is State.DRAINING, 0.2)
-        pool.report(backend, Drain(False))
-        await stays(lambda: backend.health.state is not State.UP, 0.1)
-        await upstream.come_back()
-        await eventually(lambda: backend.health.state is State.UP)
 
 
 def unprobed(*names: str) -> tuple[Pool, list[Backend]]:

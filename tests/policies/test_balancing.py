@@ -103,27 +103,18 @@ def test_random_draws_by_weight() -> None:
 def test_static_picks_its_backend_and_reports_when_it_cannot() -> None:
     policy = Static(StaticSettings(backend="b", seed=1))
     candidates = [backend("a", 5), backend("b", 9), backend("c", 4)]
-    assert (policy.choose(REQUEST, candidates).backend, policy.choose(REQUEST, candidates).reason) == (
-        "b",
-        "configured",
-    )
+    decision = policy.choose(REQUEST, candidates)
+    assert (decision.backend, decision.reason) == ("b", "configured")
     fallback = policy.choose(REQUEST, [candidates[0], candidates[2]])
     assert (fallback.backend, fallback.reason) == ("c", "configured_unavailable")
-    assert [rating.note.split(";")[0] for rating in policy.assess(REQUEST, candidates)] == [
-        "not configured",
-        "configured",
-        "not configured",
-    ]
+    notes = [rating.note.split(";")[0] for rating in policy.assess(REQUEST, candidates)]
+    assert notes == ["not configured", "configured", "not configured"]
     assert StaticSettings(backend="b").named_backends() == {("backend",): "b"}
 
 
 def test_static_picks_the_least_loaded_backend_of_a_method() -> None:
     policy = Static(StaticSettings(method=Method.SUFFIX))
-    candidates = [
-        backend("a", 0),
-        backend("b", 9, method=Method.SUFFIX),
-        backend("c", 4, method=Method.SUFFIX),
-    ]
+    candidates = [backend("a"), backend("b", 9, method=Method.SUFFIX), backend("c", 4, method=Method.SUFFIX)]
     assert policy.choose(REQUEST, candidates).backend == "c"
 
 
@@ -155,9 +146,9 @@ def test_a_stale_or_missing_report_is_ignored() -> None:
     assert meter.counts([a]) == [2]
 
 
-def prompt(*blocks: int, tokens: int = 1000) -> RequestFeatures:
+def prompt(*blocks: int) -> RequestFeatures:
     lengths = tuple(100 * (number + 1) for number in range(len(blocks)))
-    return RequestFeatures("m", Endpoint.CHAT, prompt_tokens=tokens, prefix=blocks, prefix_tokens=lengths)
+    return RequestFeatures("m", Endpoint.CHAT, prompt_tokens=1000, prefix=blocks, prefix_tokens=lengths)
 
 
 def test_lmetric_multiplies_prompt_tokens_to_compute_and_batch_size() -> None:

@@ -25,7 +25,6 @@ def decoding_step(parameters: EngineParameters, method: Method, name: str, batch
     return steps_of(fleet, 3)[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(SCHEDULED))
 @pytest.mark.parametrize("name", calibration_names())
 def test_a_step_takes_what_the_simulated_engine_takes(name: str, method: Method) -> None:
@@ -40,15 +39,6 @@ def test_a_step_takes_what_the_simulated_engine_takes(name: str, method: Method)
             assert step.duration_s == pytest.approx(expected[0])
 
 
-def best_of(goodputs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[int]:
-    return [int(row.argmax()) for row in goodputs]
-
-
-def k_at(ranges: list[tuple[int, int, int]], batch: int) -> int:
-    [k] = [k for first, last, k in ranges if first <= batch <= last]
-    return k
-
-
 @pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
 def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance: float) -> None:
     parameters = EngineParameters.of(
@@ -60,8 +50,8 @@ def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance:
     assert ranges[0][0] == 1
     assert ranges[-1][1] == 512
     assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(ranges))
-    for batch, best in enumerate(best_of(table), 1):
-        k = k_at(ranges, batch)
+    for batch, best in enumerate(table.argmax(axis=1).tolist(), 1):
+        [k] = [k for first, last, k in ranges if first <= batch <= last]
         assert abs(k - best) <= 1
         assert table[batch - 1, k] >= (1 - tolerance) * table[batch - 1, best]
     exact = ranges_of(table, 0.0)

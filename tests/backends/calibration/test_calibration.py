@@ -6,18 +6,13 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from backends.calibration.calibration import Kind
 from backends.calibration.files import calibration_names, paths_from
 from backends.calibration.load import load_calibration
-from backends.simulator.drafting.acceptance import model_based_replay
-from backends.simulator.drafting.proposers import Proposer
-from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
-from benchmarks.virtual_time import run_closed_loop
 
 H100 = "llama-3.1-8b-h100"
 
@@ -103,37 +98,6 @@ def test_the_weights_of_a_draft_reduce_the_kv_cache() -> None:
     crowded = calibration.model_copy(update={"memory": calibration.memory.model_copy(update={"weights_gib": 100.0})})
     with pytest.raises(ValueError, match="no memory is left"):
         crowded.kv_tokens(Method.BASELINE)
-
-
-def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) -> float:
-    """Return the throughput of a closed loop of 128-token prompts with 300-token answers."""
-    calibration = load_calibration(H100)
-    proposer = Proposer(method, config, calibration, seed=1)
-    rng = np.random.default_rng(5)
-    scripts = [
-        proposer.script(rng.integers(0, 1 << 17, 128).tolist(), rng.integers(0, 1 << 17, 300).tolist(), 0.0, "chat")
-        for _ in range(concurrency * 2 + 30)
-    ]
-    fleet = Fleet([SimulatedReplica("a", calibration, method, config)])
-    return run_closed_loop(fleet, scripts, concurrency).tokens_per_s
-
-
-@pytest.mark.slow
-def test_the_speedup_of_eagle_alone_is_the_published_one() -> None:
-    """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1."""
-    eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, 1)
-    assert eagle / chat_tokens_per_s(Method.BASELINE, {}, 1) == pytest.approx(1.73, rel=0.12)
-
-
-def test_acceptance_grows_with_the_length_of_the_answer() -> None:
-    calibration = load_calibration(H100)
-    progress = calibration.acceptance(Method.EAGLE3, Kind.CHAT).progress
-    assert progress is not None
-    rng = np.random.default_rng(2)
-    answers = [model_based_replay(rng, calibration, Method.EAGLE3, 3, 0.0, "chat", 1, 900)[0] for _ in range(200)]
-    emitted = np.mean(answers, axis=0)
-    assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
-    assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None
 
 
 def test_what_was_not_measured_is_said_once() -> None:

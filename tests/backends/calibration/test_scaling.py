@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
-
-import numpy as np
 import pytest
 
 from backends.calibration.base_engines import base_engines
-from backends.calibration.batch_schedule import decode_step_s
 from backends.calibration.calibration import Calibration, Drafting
-from backends.calibration.draft_profile import rates_to
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
-from backends.calibration.parameters import EngineParameters
 from backends.calibration.scaling import gpus, scaled
 from backends.speculation import Method
 
@@ -63,20 +56,6 @@ def test_a_step_of_a_dense_model_takes_as_long_as_reading_its_weights(name: str)
 def test_what_cannot_be_scaled_is_said(calibration: str, gpu: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         scaled(load_calibration(calibration), gpu, precision)
-
-
-@pytest.mark.parametrize(("k", "measured"), [(3, 96), (4, 55), (5, 43)])
-def test_eagle_stops_to_gain_where_it_was_measured_to_on_a_gpu_without_calibration(k: int, measured: int) -> None:
-    """Apertus on GH200, chat: 725 tokens of context; from the H100's step times."""
-    there, on_gh200 = scaled(load_calibration("llama-3.1-8b-h100"), "GH200"), load_calibration("llama-3.1-8b-gh200")
-    rates = rates_to(Method.EAGLE, on_gh200.acceptance(Method.EAGLE, "chat").by_position, k)
-    batches = np.arange(1.0, 257.0)
-    plain = decode_step_s(EngineParameters.of(there, Method.BASELINE), batches, 0, 725.0)
-    head = EngineParameters.of(there, Method.EAGLE, {"num_speculative_tokens": k})
-    speedups = plain / decode_step_s(head, batches, k, 725.0) * (1 + sum(accumulate(rates, mul)))
-    crossing = batches[int(np.argmax(speedups < 1))]
-    assert speedups[0] > 1.3
-    assert measured / 1.3 < crossing < measured * 1.3
 
 
 def drafting(calibration: Calibration) -> list[Drafting]:

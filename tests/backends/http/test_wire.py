@@ -66,16 +66,3 @@ async def test_an_immediate_write_flushes_the_batch_first(pair: Pair) -> None:
     assert arrived(end) == b"head chunk"
     await asyncio.sleep(0)
     assert arrived(end) == b""
-
-
-async def test_writes_to_a_closed_connection_do_not_affect_others(pair: Pair) -> None:
-    transport, end = pair
-    ours, theirs = socket.socketpair()
-    broken, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
-    batch = WriteBatch()
-    batch.add(broken, b"lost")
-    batch.add(transport, b"kept")
-    broken.abort()
-    await asyncio.sleep(0)
-    assert arrived(end) == b"kept"
-    theirs.close()

@@ -18,10 +18,6 @@ from backends.speculation import Method
 MODEL = "llama-3.1-8b"
 NGRAM = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5, "prompt_lookup_max": 4}}
 EAGLE3 = {"method": "eagle3", "speculative_config": {"num_speculative_tokens": 3}}
-ADAPTIVE = {
-    "method": "dspark",
-    "speculative_config": {"num_speculative_tokens": 7, "enable_adaptive_verification": True},
-}
 
 
 @dataclass
@@ -73,7 +69,6 @@ def simulator() -> Iterator[Simulator]:
         {"name": "lookup", **NGRAM},
         {"name": "eagle3", **EAGLE3},
         {"name": "asked", **EAGLE3, "draft_depth": True},
-        {"name": "adaptive", **ADAPTIVE},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
     )

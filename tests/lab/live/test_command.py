@@ -6,7 +6,6 @@ import asyncio
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lab.calibrate.command import read_loops
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
+from tests.lab.pool import pool_of
 from tests.support.command import ROOT, Command, ended, gateway_command, start, until
 from tests.support.stepping_engine import SteppingEngine
 from tests.support.upstream import Upstream, Wire, upstreams_in_thread
@@ -26,18 +26,10 @@ from tests.support.upstream import Upstream, Wire, upstreams_in_thread
 pytestmark = pytest.mark.slow
 
 AZURE = ROOT / "tests" / "data" / "AzureLLMInferenceTrace_code.csv"
-POOL = """\
-models:
-  llama:
-    policy: {name: round_robin}
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      head:
-        method: eagle3
-        simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 3}
+POOL = f"""\
+{pool_of("{name: round_robin}", "plain", "head")}
 keys:
-  - {name: team, key: team-key, may_override: true}
+  - {{name: team, key: team-key, may_override: true}}
 """
 
 streamed = SteppingEngine(tokens=4, prompt_tokens=None)
@@ -167,11 +159,7 @@ async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp
     assert "failed, connect: " in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "beginning"),
-    [(("first", "second"), "Stopped early: nobody won.\n"), (("first",), "first is alone: nobody to compare.\n")],
-)
-async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path, names: tuple[str, ...], beginning: str) -> None:
+async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     arrivals = [0.0, 0.01, 0.02, 3600.0]
     write_trace(trace, [TraceRecord(arrived_at=at, prompt_tokens=20, output_tokens=4) for at in arrivals])
@@ -187,14 +175,14 @@ async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path, names: tuple[
         await streamed(wire)
 
     async with Upstream("a", "m", third_hangs) as server:
-        live = [part for name in names for part in ("--live", f"{name}={server.url}")]
+        live = ("--live", f"first={server.url}", "--live", f"second={server.url}")
         process = await start("replay", trace, *live, "--json", out)
         await asyncio.wait_for(two_ended.wait(), 30.0)
         process.send_signal(signal.SIGINT)
         status, printed, error = await ended(process)
     assert status == 130
     assert "Traceback" not in error
-    assert printed.startswith(beginning)
+    assert printed.startswith("Stopped early: nobody won.\n")
     assert "stopped: unfinished requests are not included" in printed
     document = orjson.loads(out.read_bytes())
     assert document["interrupted"]
@@ -219,19 +207,6 @@ def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
     assert one["shares"] == {"head": 0.5, "plain": 0.5}  # round robin; the preflight sends an even number of requests
     assert "head 50%  plain 50%" in printed
     assert f"`gateway compare report --url {gateway.url}`, or with the address of its `admin.listen`" in printed
-
-
-def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
-    write_trace(trace, [replace(shared, arrived_at=n / 10) for n in range(10)])
-    rows = ("--live", f"first={gateway.url}", "--live", f"second={gateway.url}")
-    by_row = invoked.figures("replay", tmp_path, trace, *rows, "--api-key", "team-key")[1]["policies"]
-    assert list(by_row) == ["first", "second"]
-    for one in by_row.values():
-        notes = "\n".join(one["notes"])
-        [share] = re.findall(r"(\d+)% of the prompt tokens were found in a prefix cache", notes)
-        assert 70 <= int(share) <= 85  # at most three blocks of 512 in four of five requests at each replica
 
 
 def test_a_missing_key_is_reported_before_anything_is_sent(gateway: Command) -> None:

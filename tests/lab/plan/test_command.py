@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,34 +16,18 @@ from gateway.config.load import load_pool
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
+from tests.lab.pool import pool_of
 
-POOL = """\
-models:
-  llama:
-    policy: {name: least_loaded, seed: 1}
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      lookup:
-        method: ngram
-        simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 4, prompt_lookup_max: 3}
-"""
+POOL = pool_of("{name: least_loaded, seed: 1}", "plain", "lookup")
 FEW = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1)
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    write_trace(
-        path,
-        [
-            TraceRecord(
-                arrived_at=0.2 * number, temperature=0.0, workload="chat", prompt_tokens=100 + number % 400,
-                output_tokens=50 + number % 90,
-            )
-            for number in range(800)
-        ],
-    )  # fmt: skip
+    chat = TraceRecord(temperature=0.0, workload="chat")
+    sizes = [{"prompt_tokens": 100 + number % 400, "output_tokens": 50 + number % 90} for number in range(800)]
+    write_trace(path, [replace(chat, arrived_at=0.2 * number, **each) for number, each in enumerate(sizes)])
     return path
 
 
@@ -92,23 +77,12 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
-    given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006")
-    best = {}
-    for calibration in ("llama-3.1-8b-h200", "llama-3.1-8b-l40s"):
-        printed, plan = figures(tmp_path, *given, "--calibration", calibration)
-        assert "SLO kept" in printed
-        assert plan["calibration"] == calibration
-        best[calibration] = max(one["value"] for one in plan["mixes"])
-    assert best["llama-3.1-8b-l40s"] < best["llama-3.1-8b-h200"]
-
-
-@pytest.mark.slow
-def test_a_plan_for_another_gpu_is_scaled(trace: Path) -> None:
-    given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100@b200:fp8", *FEW)
-    code, printed, _ = run(*given)
-    assert code == 0
-    assert "in fp8 on 1x B200, measured with vLLM 0.10.1.1, scaled from H100 in bf16" in printed
+def test_a_plan_with_an_slo(trace: Path, tmp_path: Path) -> None:
+    given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006", "--calibration", "llama-3.1-8b-h200")
+    printed, plan = figures(tmp_path, *given)
+    assert "SLO kept" in printed
+    assert plan["calibration"] == "llama-3.1-8b-h200"
+    assert all(0.0 < one["value"] <= 1.0 for one in plan["mixes"])
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +143,3 @@ def test_a_present_mix_of_more_replicas_is_no_rival_and_methods_not_tried_are_sa
 )
 def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], message: str) -> None:
     assert message in invoked.refused("plan", trace, "--replicas", 2, "--jobs", 1, *options)
-
-
-@pytest.mark.slow
-def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
-    """The default policy breaks ties at random and has no seed in its settings."""
-    given = (trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200)
-    assert figures(tmp_path, *given) == figures(tmp_path, *given)

@@ -1,16 +1,19 @@
-"""Kinds, mixes, and the search for the best mix."""
+"""Kinds, whether they fit into memory, mixes, and the search for the best mix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.calibration.calibration import Calibration
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
+from lab.plan.memory import fit
 from lab.plan.mixes import DRAFTS, Mix, ReplicaKind, gpus_of, kind_of, kinds, mixes, neighbours, title
 from lab.plan.planning import choose, judged, play
 from lab.plan.result import PlanObjective
@@ -26,19 +29,17 @@ CALIBRATION = "llama-3.1-8b-h100"
 H100 = load_calibration(CALIBRATION)
 
 
-def _kinds(max_model_len: int = 8192) -> list[ReplicaKind]:
-    return kinds(H100, max_model_len)
+def _kinds() -> list[ReplicaKind]:
+    return kinds(H100, 8192)
 
 
-def _requests(
-    count: int, gap_s: float, *, workloads: Sequence[str] = ("chat",), seed: int = 0, **told: object
-) -> tuple[ReplayRequest, ...]:
+def _requests(count: int, gap_s: float, *, seed: int = 0, **told: object) -> tuple[ReplayRequest, ...]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(gap_s, count))
     made = []
-    for number, at_s in enumerate(times):
+    for at_s in times:
         record = TraceRecord(
-            prompt_tokens=int(rng.integers(50, 800)), temperature=0.0, workload=workloads[number % len(workloads)],
+            prompt_tokens=int(rng.integers(50, 800)), temperature=0.0, workload="chat",
             output_tokens=int(rng.integers(20, 300)),
             **told,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -54,10 +55,10 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
     )
 
 
-def _runner(known: Sequence[ReplicaKind], windows: int = 3, policy: str = "least_loaded") -> MixRunner:
-    settings = policies()[policy].Settings.model_validate({"seed": 1})
-    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(windows)])
-    return MixRunner(CALIBRATION, tuple(known), policy, settings, of)
+def _runner(known: Sequence[ReplicaKind]) -> MixRunner:
+    settings = policies()["least_loaded"].Settings.model_validate({"seed": 1})
+    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(3)])
+    return MixRunner(CALIBRATION, tuple(known), "least_loaded", settings, of)
 
 
 def _task(mix: tuple[int, ...], window: int, seed: int) -> MixTask:
@@ -165,15 +166,15 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     assert present.worse_in == 1.0
 
 
-def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[MixTask], list[Replayed]]:
+def _made_up() -> Callable[[MixTask], list[Replayed]]:
     """Return a synthetic run: replicas of kinds 2 and 3 save time, up to three of each."""
 
     def run(task: MixTask) -> list[Replayed]:
         mix, played = task.mix, []
         for window in task.counted:
             rng = np.random.default_rng((window, task.seed))
-            mean = 10 - 1.5 * min(mix.count(2), 3) - saved * min(mix.count(3), 3) + 0.1 * len(set(mix))
-            played.append(_played(unit * mean * rng.lognormal(0, 0.2, 400)))
+            mean = 10 - 1.5 * min(mix.count(2), 3) - 1.6 * min(mix.count(3), 3) + 0.1 * len(set(mix))
+            played.append(_played(mean * rng.lognormal(0, 0.2, 400)))
         return played
 
     return run
@@ -237,3 +238,30 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
 def test_without_a_usable_kind_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="no kind of replica fits"):
         find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], PlanObjective())
+
+
+def with_memory(**changes: Any) -> Calibration:
+    return H100.model_copy(update={"memory": H100.memory.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("method", sorted(H100.methods))
+def test_the_kv_cache_is_that_of_the_simulator_in_whole_blocks(method: Method) -> None:
+    own = fit(H100, method)
+    assert own.fits
+    assert own.tokens == H100.kv_tokens(method) // 16 * 16
+
+
+def test_a_replica_that_does_not_fit_has_a_reason() -> None:
+    large = fit(with_memory(weights_gib=80.0), Method.BASELINE)
+    assert (large.fits, large.tokens) == (False, 0)
+    assert large.kv_gib < 0
+    assert large.reason == "80.00 GiB of weights do not fit on 1x H100 80GB: 11.4 GiB short"
+    short = fit(with_memory(gpu_gib=24.0), Method.BASELINE, 131_072)
+    assert not short.fits
+    assert 0 < short.tokens < 131_072
+    assert f"it would start with --max-model-len {short.tokens}" in short.reason
+    assert fit(with_memory(gpu_gib=24.0), Method.BASELINE, short.tokens).fits
+    large_draft = fit(with_memory(gpu_gib=2.29 / 0.151, weights_gib=1.0), Method.DRAFT_MODEL)
+    assert not large_draft.fits
+    assert "are 15% of 1x H100 80GB; above 15% a draft costs more context" in large_draft.reason
+    assert fit(with_memory(gpu_gib=2.29 / 0.149, weights_gib=1.0), Method.DRAFT_MODEL).fits

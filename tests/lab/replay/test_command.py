@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,13 @@ import pytest
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
+from tests.lab.pool import pool_of
 from tests.support.paths import DATA
 from tests.support.report import ReportPage
 
 AZURE, MOONCAKE = DATA / "AzureLLMInferenceTrace_code.csv", DATA / "mooncake_synthetic_trace.jsonl"
 TIMES = ("e2e_s", "ttft_s", "tpot_s")
-POOL = """\
-models:
-  llama:
-    policy: {name: thresholds, seed: 1}
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100}}
-      head:
-        method: eagle3
-        simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 3}
-"""
+POOL = pool_of("{name: thresholds, seed: 1}", "plain", "tree", "head")
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +32,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "untimed.jsonl"
     acceptance = [{"suffix": 6.0, "eagle3": 1.5}, {"suffix": 1.2, "eagle3": 3.0}]
-    write_trace(
-        path,
-        [
-            TraceRecord(
-                temperature=0.0, prompt_tokens=100 + n % 50, output_tokens=60, template=2 * f"{n % 2:04x}",
-                acceptance=acceptance[n % 2],
-            )
-            for n in range(200)
-        ],
-    )  # fmt: skip
+    kinds = [
+        TraceRecord(temperature=0.0, output_tokens=60, template=2 * f"{kind:04x}", acceptance=acceptance[kind])
+        for kind in range(2)
+    ]
+    write_trace(path, [replace(kinds[n % 2], prompt_tokens=100 + n % 50) for n in range(200)])
     return path
 
 

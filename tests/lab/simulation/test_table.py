@@ -96,3 +96,23 @@ def test_what_the_trace_does_not_say_is_said() -> None:
     with request_table([TraceRecord()], 0.7) as table:
         assert table.assumed[0] == "1 answers of unknown length have 220 tokens, or max_tokens if fewer."
         assert table.assumed[2].endswith("(1), at temperature 0.7 where none is recorded (1).")
+
+
+def test_copies_of_sessions_share_no_prefix_and_begin_at_random() -> None:
+    with request_table(read_trace([DATA / "made_up" / "weka.json"]), 1.0) as table:
+        assert not table.order.is_open
+        copied = table.in_sessions(rate=1.0, speed=1.0, copies=3, seed=1)
+        assert len(copied) == 3 * len(table)
+        again = table.in_sessions(rate=None, speed=1.0, copies=1, seed=1)
+        assert [one.prefix_blocks for one in again] == [one.prefix_blocks for one in table]
+        assert again.order.arrived_s.tolist() == table.arrived_at.tolist()
+        by_copy: dict[str, set[int]] = {}
+        begins_s: dict[str, float] = {}
+        for one in copied:
+            copy = one.session.partition("#")[2]
+            by_copy.setdefault(copy, set()).update(one.prefix_blocks)
+            begins_s.setdefault(one.session, one.arrived_s)
+            assert [block >> 2 for block in one.prefix_blocks[::4]] == list(one.features.prefix) or copy
+    assert len(set().union(*by_copy.values())) == sum(map(len, by_copy.values()))
+    assert len({round(at_s, 6) for at_s in begins_s.values()}) == 6
+    assert (np.diff([one.arrived_s for one in copied]) >= 0).all()

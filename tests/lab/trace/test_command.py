@@ -28,7 +28,7 @@ def run(*words: object, status: int = 0) -> tuple[str, str]:
     return printed, error
 
 
-def own(count: int = 200) -> list[TraceRecord]:
+def own() -> list[TraceRecord]:
     """Return requests of ten sessions and two templates, one per second, the latest first."""
     return [
         TraceRecord(
@@ -49,7 +49,7 @@ def own(count: int = 200) -> list[TraceRecord]:
             output="You are I? am",
             prefix_blocks=[1, number],
         )
-        for number in reversed(range(count))
+        for number in reversed(range(200))
     ]
 
 

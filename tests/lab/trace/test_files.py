@@ -46,20 +46,6 @@ def test_a_recording_cut_short_anywhere_is_read_up_to_its_last_complete_frame(tm
             ]
 
 
-def test_a_damaged_frame_is_reported_and_everything_before_it_is_read(tmp_path: Path) -> None:
-    packer = zstandard.ZstdCompressor(write_checksum=True)
-    frames = [packer.compress(b"".join(map(encode, some(500, 500 * number)))) for number in range(8)]
-    packed = bytearray(b"".join(frames))
-    packed[sum(map(len, frames[:6])) + len(frames[6]) // 2] ^= 0xFF
-    path = tmp_path / "t"
-    path.write_bytes(packed)
-    broken: list[BrokenLine] = []
-    found = [one.id for one in read_trace(path, report=broken.append)]
-    assert found == [str(number) for number in range(len(found))]
-    assert 2500 < len(found) <= 3500
-    assert "damaged from here on" in broken[-1].why
-
-
 def test_the_trace_files_of_a_folder_are_read_by_name(tmp_path: Path) -> None:
     write_trace(tmp_path / "b.jsonl.zst", some(2, 2))
     write_trace(tmp_path / "a.jsonl", some(2))

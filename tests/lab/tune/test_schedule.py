@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,33 +12,16 @@ import yaml
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab.invoked import figures, refused
+from tests.lab.pool import pool_of
 
-POOL = """
-models:
-  llama:
-    backends:
-      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      head:
-        method: eagle3
-        speculative_config: {model: head, num_speculative_tokens: 3}
-        simulate: {calibration: llama-3.1-8b-h100}
-"""
+POOL = pool_of("{name: least_loaded}", "plain", "head")
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     rng, path = Random(0), tmp_path / "trace.jsonl.zst"
-    records = [
-        TraceRecord(
-            arrived_at=number / 40,
-            workload="chat",
-            temperature=0.0,
-            prompt_tokens=400,
-            output_tokens=rng.randint(60, 200),
-        )
-        for number in range(400)
-    ]
-    write_trace(path, records)
+    chat = TraceRecord(workload="chat", temperature=0.0, prompt_tokens=400)
+    write_trace(path, [replace(chat, arrived_at=n / 40, output_tokens=rng.randint(60, 200)) for n in range(400)])
     return path
 
 

@@ -11,7 +11,7 @@ import pytest
 from policies.experiment.curve import Fit, Row, fit
 
 
-def _rows(seed: int, blocks: int, slope: float, difference: float, noise: float = 0.04) -> list[Row]:
+def _rows(seed: int, blocks: int, slope: float, difference: float) -> list[Row]:
     """Return blocks of two arms whose logarithms differ by `difference + slope * log(load / 10)`."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -20,7 +20,7 @@ def _rows(seed: int, blocks: int, slope: float, difference: float, noise: float 
         for arm in (0, 1):
             x = float(rng.normal(0.0, 0.3))
             own = (0.5 if arm == 0 else -0.5) * (difference + slope * x)
-            y = pace + own + 0.4 * x + float(rng.normal(0.0, noise))
+            y = pace + own + 0.4 * x + float(rng.normal(0.0, 0.04))
             rows.append(Row(number, arm, math.exp(y), 10.0 * math.exp(x)))
     return rows
 

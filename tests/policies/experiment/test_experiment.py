@@ -14,7 +14,7 @@ from backends.speculation import Method
 from policies.decision import Decision, Outcome
 from policies.experiment.blocks import STAYS
 from policies.experiment.curve import Crossing, Point
-from policies.experiment.evidence import BLOCKS, REST, USUAL, Evidence, Sums, best_first
+from policies.experiment.evidence import BLOCKS, USUAL, Evidence, Sums, best_first
 from policies.experiment.experiment import Experiment
 from policies.experiment.plan import Plan
 from policies.experiment.verdict import Finding, Stage, _sentence, verdict_of
@@ -62,22 +62,15 @@ class Stand:
         return Evidence(self.plan, self.statistics)
 
 
-def test_each_group_gets_requests_in_proportion_to_its_replicas() -> None:
-    stand = Stand(Plan("two", ("a", "rest"), (frozenset("a"), frozenset("bc")), explore=0.0))
-    counts = Counter[str]()
-    for _ in range(4000):
-        counts[stand.send()] += 1
-        stand.now_s += 1.0
-    assert all(900 < counts[name] < 1100 for name in "abcd")
-
-
-def test_it_is_told_how_likely_a_request_was_to_be_given_to_its_arm() -> None:
+def test_requests_are_given_to_arms_and_beside_them_as_likely_as_it_tells() -> None:
     plan = Plan("two", ("a", "rest"), (frozenset("a"), frozenset("bc")), explore=1.0, usual=False)
-    stand, seen = Stand(plan), set[tuple[str, float]]()
-    for _ in range(600):
+    stand, seen, counts = Stand(plan), set[tuple[str, float]](), Counter[str]()
+    for _ in range(1200):
         given = stand.experiment.give(RequestFeatures("llama", Endpoint.CHAT), POOL)
         seen.add((given.arm, round(given.chance, 3)))
-        stand.now_s += 2.0
+        counts[given.arm] += 1
+        stand.now_s += 1.0
+    assert counts == pytest.approx({"a": 300, "rest": 600, "": 300}, rel=0.15)
     # One, two and one replicas, of which some count double and others half in blocks with uneven shares.
     even, more, less = ((1, 2, 1), (2, 1, 1), (0.5, 4, 1))
     assert seen == {
@@ -217,23 +210,23 @@ TURNS = Plan("turns", ("learned", "least_loaded"), (), rotates=True, explore=0.0
 
 
 @pytest.mark.parametrize(
-    ("plan", "harm", "harmed"),
+    ("plan", "harm", "harmed", "is_harm"),
     [
-        (PLAN, {"failed": 60.0}, range(1)),  # an engine has crashed, once
-        (PLAN, {"failed": 1.0}, range(60)),  # 0.2% of the requests
-        (PLAN, {"missed": 45.0}, range(2)),  # two blocks are no six
-        (TURNS, {"failed": 60.0}, range(1)),
-        (TURNS, {"missed": 45.0}, range(1)),  # a burst of traffic
+        (PLAN, {"failed": 60.0}, range(1), False),  # an engine has crashed, once
+        (PLAN, {"failed": 1.0}, range(60), False),  # 0.2% of the requests
+        (PLAN, {"failed": 200.0}, range(3), True),
+        (PLAN, {"missed": 45.0}, range(2), False),  # two blocks are no six
+        (TURNS, {"failed": 60.0}, range(1), False),
+        (TURNS, {"missed": 45.0}, range(1), False),  # a burst of traffic
     ],
 )
-def test_what_happens_once_or_seldom_is_no_harm(plan: Plan, harm: dict[str, float], harmed: range) -> None:
-    assert verdict_of(blocks_of(plan, 6, harm, harmed), 0.02).stage is not Stage.HARM
-    assert verdict_of(blocks_of(plan, 100, harm, harmed), 0.02).stage is not Stage.HARM
-
-
-def test_failures_in_several_blocks_are_harm() -> None:
-    verdict = verdict_of(blocks_of(PLAN, 100, {"failed": 200.0}, range(3)), 0.02)
-    assert (verdict.stage, verdict.harmed) == (Stage.HARM, "plain")
+def test_what_happens_once_or_seldom_is_no_harm(
+    plan: Plan, harm: dict[str, float], harmed: range, *, is_harm: bool
+) -> None:
+    for blocks in (6, 100):
+        verdict = verdict_of(blocks_of(plan, blocks, harm, harmed), 0.02)
+        assert (verdict.stage is Stage.HARM) is is_harm
+        assert verdict.harmed == ("plain" if is_harm else "")
 
 
 def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:
@@ -246,8 +239,9 @@ def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:
 
 def test_blocks_that_are_too_short_for_the_requests_show_nothing() -> None:
     stand = Stand(seconds=20.0)
-    assert not stand.run(60).blocks
+    assert not stand.run(30).blocks
     assert stand.experiment.needed_block_s() == pytest.approx(8 * 25, rel=0.2)
+    assert len(stand.experiment._sums) < 20, "and nothing is kept of them"
 
 
 def test_an_arm_that_does_not_keep_up_is_found_though_no_block_is_long_enough_for_it() -> None:
@@ -272,21 +266,12 @@ def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_of_one_replica_with_few_requests_is_not_said_to_get_less_work() -> None:
-    plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})), block_s=10.0)
-    stand = Stand(plan, seconds=0.2, seed=5)
-    for _ in range(6):
-        evidence = stand.run(40, per_s=2.0)
-        assert evidence.times_the_work("pair", "one") == 1.0
-
-
-@pytest.mark.slow
 def test_a_few_long_requests_are_no_harm() -> None:
     """With six requests of an arm in a block, one arm takes twice as long as the other by chance."""
     stand = Stand(seed=3)
     stand.rng.uniform = lambda a, b: stand.rng.lognormvariate(-0.5, 1.0)  # type: ignore[method-assign]
-    for _ in range(240):
-        assert verdict_of(stand.run(1, per_s=0.4), 0.02).stage is not Stage.HARM
+    for _ in range(60):
+        assert verdict_of(stand.run(4, per_s=0.4), 0.02).stage is not Stage.HARM
 
 
 @pytest.mark.parametrize(
@@ -307,24 +292,6 @@ def test_loads_at_which_the_better_arm_loses_are_named(crossing: Crossing | None
     assert f"differ by less than 2% at 3.0 requests in flight per replica; {words}" in alike
 
 
-def test_gateways_add_up_what_they_see() -> None:
-    one, two = Stand(seed=1), Stand(seed=2)
-    one.run(20)
-    two.run(20)
-    for table, epoch in two.statistics.take_changed():
-        one.statistics.set_others_of(table, epoch, {row.key: row.sums for row in two.statistics.own_of(table, epoch)})
-    both, alone = Evidence(PLAN, one.statistics), Evidence(PLAN, two.statistics)
-    assert both.blocks.keys() == alone.blocks.keys()
-    assert both.total("head").chosen > 1.5 * alone.total("head").chosen
-    assert both.fit("plain", "head") is not None
-
-
-def test_replicas_beside_the_arms_serve_too() -> None:
-    stand = Stand(Plan("six", ("a", "b"), (frozenset("a"), frozenset("b"))))
-    evidence = stand.run(12)
-    assert evidence.total(REST).chosen > 0
-
-
 def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> None:
     statistics = Statistics([BLOCKS], lambda: START_S)
     for number in range(60):
@@ -336,13 +303,6 @@ def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> Non
     cost = Evidence(PLAN, statistics).cost(0.95)
     assert cost.control == 10
     assert cost.low < 1.0 < cost.high
-
-
-@pytest.mark.parametrize(("per_s", "is_enough"), [(0.5, False), (4.0, True)])
-def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough: bool) -> None:
-    stand = Stand(Plan("ten", PLAN.arms, PLAN.groups, block_s=20.0))
-    assert stand.run(0.5, per_s).needed_block_s() is None, "it is not known yet"
-    assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
 
 
 def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() -> None:
@@ -369,9 +329,3 @@ def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
     assert found is not None
     assert found.work_per_s == pytest.approx(1.19, rel=0.03), "seconds of work each second"
     assert found.overall(0.95).low < 0.9 < found.overall(0.95).high
-
-
-def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:
-    stand = Stand(seconds=20.0)
-    stand.run(60)
-    assert len(stand.experiment._sums) < 20

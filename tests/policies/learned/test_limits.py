@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from itertools import product
+from typing import Any
 
 import pytest
 
@@ -26,57 +26,50 @@ SHORT = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", pr
 LONG = replace(SHORT, prompt_tokens=4000)
 
 
-def _policy(seed: int = 1) -> Learned:
-    policy = Learned(LearnedSettings(seed=seed, guardrail=GuardrailSettings(share=0)))
-    policy.set_clock(lambda: policy_clock[0])
-    return policy
-
-
-policy_clock = [0.0]
-
-
-@pytest.fixture(autouse=True)
-def _clock() -> None:
-    policy_clock[0] = 0.0
-
-
-def _backend(name: str, limit: DrafterLimit | None = LIMIT) -> Backend:
-    return Backend(name, "m", Method.EAGLE3, "", num_speculative_tokens=3, drafter_limit=limit, load=EngineLoad())
+def _backend(name: str, limit: DrafterLimit | None = LIMIT, **others: Any) -> Backend:
+    return Backend(name, "m", Method.EAGLE3, "", num_speculative_tokens=3, drafter_limit=limit, **others)
 
 
 class _Pool:
-    """Backends, and requests that run on them until they are ended."""
+    """Backends under `learned`, and requests that run on them until they are ended."""
 
-    def __init__(self, policy: Learned, *backends: Backend) -> None:
-        self.policy = policy
+    def __init__(self, *backends: Backend) -> None:
         self.backends = {one.name: one for one in backends}
+        self.now_s = 0.0
+        self.policy = Learned(LearnedSettings(seed=1, guardrail=GuardrailSettings(share=0)))
+        self.policy.set_clock(lambda: self.now_s)
 
     def send(self, request: RequestFeatures, *names: str) -> Outcome:
         """Send a request; return the outcome that it will have."""
-        backends = [self.backends[name] for name in names or self.backends]
-        decision = self.policy.choose(request, backends)
+        decision = self.policy.choose(request, [self.backends[name] for name in names or self.backends])
         self.backends[decision.backend].in_flight += 1
-        return Outcome(
-            request, decision, Method.EAGLE3, 200, 0.1, 0.004, policy_clock[0], request.prompt_tokens, 200, 2.4
-        )
+        return Outcome(request, decision, Method.EAGLE3, 200, 0.1, 0.004, self.now_s, request.prompt_tokens, 200, 2.4)
 
-    def end(self, outcome: Outcome, per_step: float, output_tokens: int = 200) -> None:
+    def end(self, outcome: Outcome, per_step: float) -> None:
         """End a request."""
         self.backends[outcome.decision.backend].in_flight -= 1
-        e2e_s = policy_clock[0] - outcome.e2e_s
-        self.policy.observe(
-            replace(outcome, e2e_s=e2e_s, tokens_per_step=per_step, output_tokens=output_tokens, tpot_s=0.01 / per_step)
-        )
+        e2e_s = self.now_s - outcome.e2e_s
+        self.policy.observe(replace(outcome, e2e_s=e2e_s, tokens_per_step=per_step, tpot_s=0.01 / per_step))
 
+    def answer(self, per_step: float, times: int) -> None:
+        """Have short requests of a second, one after the other, answered by `e`."""
+        for _ in range(times):
+            one = self.send(SHORT, "e")
+            self.now_s += 1.0
+            self.end(one, per_step)
 
-def _learned(policy: Learned) -> float:
-    """Return how many answers of drafters, and of steps, have taught something."""
-    rows = [*policy.statistics.buckets(PER_STEP).items(), *policy.statistics.buckets(STEPS).items()]
-    return sum(sums[0] for key, sums in rows if key[0])
+    def fit(self) -> None:
+        if (work := self.policy.maintenance()) is not None:
+            work()
+
+    def learned(self) -> float:
+        """Return how many answers of drafters, and of steps, have taught something."""
+        rows = [*self.policy.statistics.buckets(PER_STEP).items(), *self.policy.statistics.buckets(STEPS).items()]
+        return sum(sums[0] for key, sums in rows if key[0])
 
 
 def _predict(request: RequestFeatures, backend: Backend) -> Delay:
-    return _policy()._delays(request, [backend])[0]
+    return _Pool(backend).policy._delays(request, [backend])[0]
 
 
 @pytest.mark.parametrize("kind", list(Beyond))
@@ -84,8 +77,7 @@ def test_a_limit_costs_what_it_says(kind: Beyond) -> None:
     """Those beyond it lose their drafts, and those beside them theirs."""
 
     def predict(request: RequestFeatures, limit: DrafterLimit | None) -> tuple[float, float, float]:
-        backend = replace(_backend(f"{request.prompt_tokens} {limit}", limit), in_flight=8)
-        one = _predict(request, backend)
+        one = _predict(request, _backend("e", limit, in_flight=8))
         return one.ttft_s, one.steps, one.others_s
 
     assert predict(SHORT, DrafterLimit(2048, kind)) == predict(SHORT, None)
@@ -114,7 +106,7 @@ def test_a_growing_context_counts_where_it_is_likely_to_get_there(
 
 
 def test_long_requests_gather_and_short_ones_keep_away() -> None:
-    pool = _Pool(_policy(), *map(_backend, "abcd"))
+    pool = _Pool(*map(_backend, "abcd"))
     for name in "abcd":
         for _ in range(4):
             pool.send(SHORT, name)
@@ -139,65 +131,52 @@ def test_long_requests_gather_and_short_ones_keep_away() -> None:
 def test_what_runs_beside_a_request_beyond_the_limit_accuses_nobody(
     beside: RequestFeatures | None, limit: DrafterLimit | None, learns: bool, accuses: bool
 ) -> None:
-    policy = _policy()
-    pool = _Pool(policy, _backend("e", limit), _backend("f", limit))
-    for _ in range(60):
-        one = pool.send(SHORT, "e")
-        policy_clock[0] += 1.0
-        pool.end(one, 2.4)
-    before = _learned(policy)
-    if (work := policy.maintenance()) is not None:
-        work()
+    pool = _Pool(_backend("e", limit), _backend("f", limit))
+    pool.answer(2.4, times=60)
+    before = pool.learned()
+    pool.fit()
     if beside is not None:
         pool.send(beside, "e")
-        policy_clock[0] += 20.0
+        pool.now_s += 20.0
     for _ in range(30):
-        one = pool.send(SHORT, "e")
-        policy_clock[0] += 1.0
-        pool.end(one, 1.0)
-        if not learns:
-            assert _learned(policy) == pytest.approx(before)
-    assert bool(policy.detector.found) == accuses
+        pool.answer(1.0, times=1)
+        assert learns or pool.learned() == pytest.approx(before)
+    assert bool(pool.policy.detector.found) == accuses
 
 
-def test_beside_requests_of_others_a_replica_with_a_limit_is_not_accused() -> None:
+@pytest.mark.parametrize("limit", [LIMIT, DrafterLimit(2048, Beyond.NONE)])
+@pytest.mark.parametrize("others", [0, 3])
+def test_beside_requests_of_others_a_replica_with_a_limit_is_not_accused(others: int, limit: DrafterLimit) -> None:
     """Nobody here knows how long these are."""
-    for others, limit in product((0, 3), (LIMIT, DrafterLimit(2048, Beyond.NONE))):
-        policy = _policy()
-        pool = _Pool(policy, replace(_backend("e", limit), load=EngineLoad(others=others, at_s=time.monotonic())))
-        for per_step in [2.4] * 60 + [1.0] * 30:
-            one = pool.send(SHORT)
-            policy_clock[0] += 1.0
-            pool.end(one, per_step)
-            if (work := policy.maintenance()) is not None and per_step > 1.0:
-                work()
-        is_accused = bool(policy.detector.found)
-        assert is_accused == (not others or limit is not LIMIT)
+    pool = _Pool(_backend("e", limit, load=EngineLoad(others=others, at_s=time.monotonic())))
+    for _ in range(60):
+        pool.answer(2.4, times=1)
+        pool.fit()
+    pool.answer(1.0, times=30)
+    assert bool(pool.policy.detector.found) == (not others or limit is not LIMIT)
 
 
 def test_an_answer_that_was_not_expected_to_get_there_is_one_at_its_end() -> None:
     """Its prompt was counted too short, say."""
-    policy = _policy()
-    pool = _Pool(policy, _backend("e"))
+    pool = _Pool(_backend("e"))
     one, other = pool.send(SHORT), pool.send(SHORT)
-    policy_clock[0] += 5.0
+    pool.now_s += 5.0
     pool.end(replace(one, prompt_tokens=3000), 1.0)
     after = pool.send(SHORT)
-    policy_clock[0] += 5.0
+    pool.now_s += 5.0
     pool.end(other, 1.5)
-    assert not _learned(policy)
+    assert not pool.learned()
     pool.end(after, 2.4)
-    assert _learned(policy) == pytest.approx(2.0, rel=0.01)  # its drafts and its steps
+    assert pool.learned() == pytest.approx(2.0, rel=0.01)  # its drafts and its steps
 
 
 def test_drafts_accepted_at_a_length_show_that_no_limit_is_below() -> None:
-    policy = _policy()
-    pool = _Pool(policy, _backend("e", None))
+    pool = _Pool(_backend("e", None))
     long = pool.send(LONG)
-    assert not policy.known.replicas["e"].was_drafted(0.0)
+    assert not pool.policy.known.replicas["e"].was_drafted(0.0)
     pool.end(long, 1.6)
     pool.send(LONG)
-    assert policy.known.replicas["e"].was_drafted(0.0)
+    assert pool.policy.known.replicas["e"].was_drafted(0.0)
 
 
 def test_each_token_without_a_draft_is_a_step() -> None:

@@ -101,15 +101,6 @@ def test_what_was_sent_to_an_engine_before_it_turned_out_to_be_another_is_not_ta
     assert pool.policy.known.replicas["eagle3"].sent == 2
 
 
-def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:
-    pool = taught()
-    before, eagle3 = pool.costs(request("chat"))["eagle3"], pool.backends[-1]
-    eagle3.load = EngineLoad(others=20, at_s=math.inf)
-    assert pool.costs(request("chat"))["eagle3"] > before
-    eagle3.load = EngineLoad(others=20, at_s=0.0)
-    assert pool.costs(request("chat"))["eagle3"] == pytest.approx(before, rel=0.01)
-
-
 def test_a_client_with_more_than_its_share_in_flight_is_kept_from_the_others() -> None:
     pool = taught()
     pool.backends[-1].in_flight = 6
@@ -142,15 +133,6 @@ def test_the_speed_of_each_replica_is_learned() -> None:
     after = pool.costs(request("chat"))
     assert 1.5 < after["baseline"] / before["baseline"] < 2.5
     assert after["suffix"] == pytest.approx(before["suffix"], rel=0.35)
-
-
-def test_shadow_drafting_teaches_what_other_replicas_would_have_had() -> None:
-    pool = Pool()
-    for _ in range(40):
-        pool.send("baseline", request("code"), per_step=1.0, shadow={"ngram:5": 4.0, "suffix:24": 4.5})
-    per_step = {one.replica.name: one.per_step for one in pool.policy._delays(request("code"), pool.backends)}
-    assert per_step["ngram"] > 3.0
-    assert per_step["suffix"] > 3.3
 
 
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
@@ -186,19 +168,6 @@ def test_a_silent_drafter_counts_as_none_until_it_drafts_again() -> None:
     for _ in range(10):
         pool.send("eagle3", request("chat"), per_step=2.6)
     assert pool.policy.choose(request("chat"), pool.backends).backend == "eagle3"
-
-
-@pytest.mark.parametrize("tokens", [8, 64])
-def test_a_probe_does_not_make_a_single_application_one_of_several(tokens: int) -> None:
-    """A short one does not at any rate, one of some length if it is one of ten."""
-    pool = Pool()
-    for number in range(80):
-        if number % (3 if tokens < 16 else 20) == 0:
-            pool.send("baseline", request("", template="probe"), output_tokens=tokens)
-        pool.send("eagle3", request("chat", template="app"), per_step=2.6 + 0.2 * (number % 2))
-    for _ in range(8):
-        pool.send("eagle3", request("chat", template="app"), per_step=1.0)
-    assert "eagle3" in pool.policy.detector.silent
 
 
 def test_long_answers_that_repeat_themselves_do_not_make_a_method_look_good() -> None:
@@ -260,7 +229,7 @@ def test_the_table_can_be_read_as_rules() -> None:
     assert any(line.startswith("code, temperature below 0.05") and ": suffix," in line for line in shown)
 
 
-@pytest.mark.parametrize("kind", [("0/0", "chat"), ("9/0", "3//chat"), ("0/0", "3//a: b"), ("0/0", "x//chat")])
+@pytest.mark.parametrize("kind", [("0/0", "chat"), ("9/0", "3//chat"), ("0/0", "3//a: b")])
 def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str, str]) -> None:
     pool = taught()
     before = rules_of(pool.policy.known, pool.backends)

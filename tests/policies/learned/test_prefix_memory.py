@@ -22,22 +22,6 @@ def _cached(memory: PrefixMemory, backend: BackendPrefixes, *blocks: int) -> flo
     return backend.cached_tokens(_request(*blocks), memory.holders(_request(*blocks)))
 
 
-def test_the_longest_prefix_sent_to_a_backend_counts() -> None:
-    memory = PrefixMemory()
-    first, second = memory.add_backend(), memory.add_backend()
-    assert _cached(memory, first, 1, 2, 3, 4) == 0
-    first.remember(*_sent(1, 2, 3, 4))
-    second.remember(*_sent(1, 2, 8))
-    assert _cached(memory, first, 1, 2, 3, 4) == 400
-    assert _cached(memory, first, 1, 2, 9, 10) == 200
-    assert _cached(memory, first, 1, 2, 8) == 200
-    assert _cached(memory, first, 9, 10, 11) == 0
-    assert _cached(memory, first) == 0
-    assert _cached(memory, second, 1, 2, 3, 4) == 200
-    assert _cached(memory, second, 1, 2, 8) == 300
-    assert _cached(memory, memory.add_backend(), 1, 2, 8) == 0
-
-
 @pytest.mark.parametrize("known", range(8))
 def test_bisection_finds_every_length(known: int) -> None:
     memory = PrefixMemory()
@@ -61,15 +45,6 @@ def test_trust_falls_without_cache_hits_and_recovers() -> None:
     for _ in range(200):
         missing.learn(_cached(memory, missing, 1, 2, 3, 4), 400)
     assert _cached(memory, missing, 1, 2, 3, 4) > 0.9 * 400
-
-
-def test_a_short_prefix_does_not_change_the_trust() -> None:
-    memory = PrefixMemory()
-    backend = memory.add_backend()
-    backend.remember(*_sent(1, 2))
-    backend.learn(5.0, 0)
-    backend.learn(0.0, 0)
-    assert _cached(memory, backend, 1, 2) == 200
 
 
 def test_the_least_recently_used_prefixes_are_forgotten_longest_first() -> None:
@@ -130,19 +105,6 @@ def test_what_is_asked_for_again_within_a_minute_is_dear_to_evict_for_a_minute()
     assert young > 2.0 > 1.0 > old > 0.0
     assert backend.recomputed(300, now_s) == pytest.approx(backend._reuse.recomputed(320.0), abs=0.01)
     assert backend.recomputed(0, now_s) == 0.0
-
-
-def test_a_cache_of_conversations_in_use_is_dear_where_one_of_ended_ones_is_free() -> None:
-    memory = PrefixMemory()
-    live, ended = memory.add_backend(), memory.add_backend()
-    for backend in (live, ended):
-        backend.resize(400)
-    now_s = 0.0
-    ended.remember(*_sent(1, 2, 3, 4), now_s)
-    for _ in range(400):
-        now_s += 10.0
-        live.remember(*_sent(11, 12, 13, 14), now_s)
-    assert live.recomputed(300, now_s) > 2.0 > 1.0 > ended.recomputed(300, now_s) > 0.0
 
 
 def test_what_was_not_used_since_an_eviction_is_gone_and_what_does_not_fit() -> None:

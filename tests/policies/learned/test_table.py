@@ -109,21 +109,6 @@ def test_two_gateways_learn_what_one_with_the_traffic_of_both_would() -> None:
     assert not one.is_due(clock())
 
 
-def test_epochs_forget() -> None:
-    table, clock = means()
-    groups = Kinds().of(request("code")).groups
-    for _ in range(20):
-        table.add("ngram:5", groups, 1.0, 1.0, 1.0, clock())
-    before = table.mean("ngram:5", groups)
-    clock.now_s += 2 * PER_STEP.half_life_s
-    table.take(table.read())
-    assert table.count("ngram:5", ()) == pytest.approx(5.0)
-    assert table.mean("ngram:5", groups) < before
-    clock.now_s += 10 * PER_STEP.half_life_s
-    table.add("ngram:5", groups, 1.0, 1.0, 1.0, clock())
-    assert len({row.epoch for row in table.statistics.own()}) == 1
-
-
 def test_a_client_moves_at_most_its_share_of_what_others_expect() -> None:
     table, clock = means()
     kinds, shares = Kinds(), Shares()

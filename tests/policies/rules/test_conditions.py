@@ -22,11 +22,8 @@ def holds(bounds: Bounds, value: float) -> bool:
 @pytest.mark.parametrize(
     ("written", "inside", "outside"),
     [
-        (">= 0.35", [0.35, 9], [0.34]),
-        ("> 0.35", [0.36], [0.35]),
         ("<0.5", [0.49, -3], [0.5]),
         ("<= .5", [0.5], [0.51]),
-        ("= 1", [1], [0.99, 1.01]),
         ("==1e3", [1000], [999]),
         (" >= 0.2  and < 0.5 ", [0.2, 0.49], [0.1, 0.5]),
         ("< 5 and < 3", [2], [3, 4]),
@@ -84,11 +81,6 @@ def issues(when: dict[str, object]) -> dict[str, Issue]:
     with pytest.raises(ValidationError) as raised:
         When.model_validate(when)
     return {str(issue.path[0]): issue for issue in issues_of(raised.value, When)}
-
-
-def test_an_unknown_feature_is_reported_with_a_suggestion() -> None:
-    issue = issues({"temprature": "> 1"})["temprature"]
-    assert (issue.message, issue.hint) == ("unknown key", "did you mean 'temperature'?")
 
 
 def test_each_invalid_condition_is_reported_under_its_feature() -> None:

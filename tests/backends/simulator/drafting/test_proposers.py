@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,22 +54,6 @@ def test_ngram_replay_equals_the_simple_implementation(
     assert drafted.tolist() == expected[1].tolist()
 
 
-@pytest.mark.skipif("SPECDECODE_BENCH" not in os.environ, reason="SPECDECODE_BENCH names no directory of recordings")
-@pytest.mark.parametrize("dataset", ["gsm8k", "sharegpt", "cnn", "instructcoder"])
-def test_ngram_replay_equals_what_vllm_recorded(dataset: str) -> None:
-    file = Path(os.environ["SPECDECODE_BENCH"]) / f"combined_{dataset}.jsonl.gz"
-    equal = positions = 0
-    with gzip.open(file, "rt") as lines:
-        for line in lines:
-            row = json.loads(line)
-            recorded = np.array(row["acc_ngram"]["acc_len"])
-            emitted, _ = ngram_replay(row["prompt_token_ids"], row["generated_token_ids"], 20, 3, 7)
-            shared = min(len(recorded), len(emitted))
-            equal += int((recorded[:shared] == emitted[:shared]).sum())
-            positions += shared
-    assert equal / positions >= 0.995
-
-
 def scripts_of(method: Method, config: dict[str, object], kind: str, temperature: float, requests: int) -> list[Script]:
     proposer = Proposer(method, config, H100, seed=7)
     return [proposer.script([1], list(range(400)), temperature, kind) for _ in range(requests)]
@@ -104,15 +84,11 @@ def test_eagle3_emits_the_measured_tokens_per_step(kind: str, k: int, measured: 
 
 
 def test_acceptance_falls_with_temperature() -> None:
-    means = [
-        np.mean(
-            [
-                tokens_per_step(script)
-                for script in scripts_of(Method.EAGLE3, {"num_speculative_tokens": 3}, "chat", t, 50)
-            ]
-        )
-        for t in (0.0, 0.4, 0.8, 1.0)
-    ]
+    def mean(temperature: float) -> float:
+        scripts = scripts_of(Method.EAGLE3, {"num_speculative_tokens": 3}, "chat", temperature, 50)
+        return float(np.mean([*map(tokens_per_step, scripts)]))
+
+    means = [mean(temperature) for temperature in (0.0, 0.4, 0.8, 1.0)]
     assert means == sorted(means, reverse=True)
     assert means[0] - means[-1] > 0.4
 

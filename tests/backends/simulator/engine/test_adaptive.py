@@ -16,9 +16,7 @@ from backends.drafting.script import Script
 from backends.simulator.engine import draws, verification
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
-from benchmarks.virtual_time import run_closed_loop
 from tests.backends.simulator.engine.fleets import next_step, steady, steps_of
-from tests.support.drawn import drawn_script
 
 FLASH = load_calibration("deepseek-v4-flash-mi350x")
 K = 4
@@ -115,31 +113,6 @@ def test_confidence_is_what_becomes_true(scripted: bool) -> None:
     for confidence, share in by_confidence:
         assert share == pytest.approx(confidence, abs=0.04)
     assert became.mean() == pytest.approx(0.6, abs=0.02)
-
-
-def tokens_per_s(config: dict[str, Any], clients: int, window: float | None = 0.5) -> float:
-    calibration = knowing(window)
-    fleet = fleet_of(config, calibration)
-    arrivals = [made(number, calibration) for number in range(4 * clients)]
-    return float(run_closed_loop(fleet, arrivals, clients).tokens_per_s)
-
-
-def made(number: int, calibration: Calibration) -> Script:
-    """Return a script of the acceptance, which is the same for every engine."""
-    fleet = Fleet([SimulatedReplica("a", calibration, Method.DSPARK, FIXED)], seed=7)
-    script = drawn_script(fleet, number, 60)
-    return replace(script, prompt_tokens=30)
-
-
-@pytest.mark.slow
-def test_adaptive_verification_costs_little_when_idle_and_gains_when_busy() -> None:
-    free = knowing(0.5)
-    assert free.step.graph_tokens > 0
-    idle = tokens_per_s(ADAPTIVE, 2) / tokens_per_s(FIXED, 2)
-    busy = tokens_per_s(ADAPTIVE, 256) / tokens_per_s(FIXED, 256)
-    assert 0.85 < idle < 1.1
-    assert busy > 1.15
-    assert tokens_per_s(ADAPTIVE, 128, window=0.2) > tokens_per_s(ADAPTIVE, 128, window=None)
 
 
 def test_the_request_with_the_better_drafts_gets_more_of_the_budget() -> None:

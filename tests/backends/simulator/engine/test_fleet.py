@@ -16,13 +16,12 @@ import pytest
 from backends.calibration.calibration import Calibration, ContextShift, Kind, Progress
 from backends.calibration.draft_profile import lookup_shares
 from backends.calibration.parameters import EngineParameters
-from backends.drafting.script import Script
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel
-from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
-from tests.backends.simulator.engine.fleets import H100, plain
+from tests.backends.simulator.engine.fleets import H100
 from tests.support.drawn import drawn_script
 from tests.support.step_time import PLAIN
 
@@ -174,32 +173,6 @@ def test_load_is_the_last_report() -> None:
     assert (seen.load.running, seen.load.at_s) == (1, 0.5)
     fleet.advance(60.0)
     assert (seen.load.running, seen.load.at_s, seen.in_flight) == (0, 60.0, 0)
-
-
-def test_a_trace_on_a_fleet_equals_one_trace_per_replica() -> None:
-    rng = np.random.default_rng(2)
-    arrivals = [
-        (time_s, plain(int(rng.integers(1, 900)), int(rng.integers(1, 90)), tuple(range(7 * n % 5))))
-        for n, time_s in enumerate(np.cumsum(rng.exponential(0.02, 120)).tolist())
-    ]
-    placed = [(script.output_tokens % 3, time_s, script) for time_s, script in arrivals]
-    fleet = Fleet([SimulatedReplica(str(number), H100, Method.BASELINE) for number in range(3)])
-    completions = played(fleet, placed)
-    assert len(completions) == len(arrivals)
-    for number in range(3):
-        alone = Fleet([replica(fleet.replicas[number].parameters)])
-        expected = played(alone, [(0, time_s, script) for at, time_s, script in placed if at == number])
-        mine = [(done.first_s, done.ended_s) for done in completions if done.replica == number]
-        assert mine == [(done.first_s, done.ended_s) for done in expected]
-
-
-def played(fleet: Fleet, placed: list[tuple[int, float, Script]]) -> list[Completion]:
-    """Play requests on given replicas; return the completions in order of arrival."""
-    completions = list[Completion]()
-    for at, arrived_s, script in placed:
-        completions += fleet.advance(arrived_s)
-        fleet.submit(at, script.prompt_tokens, script.output_tokens, arrived_s, prefix_blocks=script.prefix_blocks)
-    return sorted(completions + fleet.advance(math.inf))
 
 
 @pytest.mark.slow

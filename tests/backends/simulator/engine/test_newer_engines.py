@@ -22,9 +22,9 @@ from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
 DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
 
 
-def accepting(prompt: int, output: int, k: int = 3) -> Script:
-    """Return a script that accepts all of k drafts, whichever token a step starts at."""
-    return steady(prompt, output, k, k + 1)
+def accepting(prompt: int, output: int) -> Script:
+    """Return a script that accepts all of three drafts, whichever token a step starts at."""
+    return steady(prompt, output, 3, 4)
 
 
 def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_context_more_if_it_is_not_split() -> None:

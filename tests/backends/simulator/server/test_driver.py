@@ -17,24 +17,18 @@ from backends.simulator.server.driver import Driver, Emitted, Play
 from backends.simulator.server.metrics import Tallies
 from backends.speculation import Method
 from tests.backends.simulator.engine.fleets import steady
+from tests.support.step_time import STEP
 from tests.support.waiting import eventually
 
 STEP_S = 0.01
 
 
-def driver(*, time_scale: float = 1.0, max_num_seqs: int = 8, k: int = 0) -> Driver:
-    step = StepTime(
-        source="made up",
-        base_s=STEP_S,
-        knee_tokens=0,
-        per_token_below_knee_s=0,
-        per_token_above_knee_s=0,
-        per_context_token_s=0,
-        overhead_s=0,
-    )
-    parameters = EngineParameters(step, Drafting(source="made up"), k=k, max_num_seqs=max_num_seqs)
+def driver(k: int = 0) -> Driver:
+    nothing = {name: 0.0 for name in StepTime.model_fields if name.endswith("_s")}
+    step = STEP.model_copy(update=nothing | {"base_s": STEP_S})
+    parameters = EngineParameters(step, Drafting(source="made up"), k=k)
     replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)
-    return Driver(replica, Tallies("m"), time_scale)
+    return Driver(replica, Tallies("m"), 1.0)
 
 
 class Listener:

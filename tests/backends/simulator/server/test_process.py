@@ -19,9 +19,7 @@ from tests.backends.simulator.conftest import start
     ("document", "message"),
     [
         ({"replicas": []}, "replicas: Tuple should have at least 1 item"),
-        ({"replicas": [{"name": "a"}]}, "replicas.0.model: Field required"),
         ({"replicas": [{"name": "a", "model": "m", "method": "magic"}]}, "replicas.0.method: Input should be"),
-        ({"replicas": [{"name": "a", "model": "m", "colour": 1}]}, "replicas.0.colour: Extra inputs"),
         ({"replicas": [{"name": "a", "model": "m", "calibration": "abacus"}]}, "abacus"),
         ({"replicas": [{"name": "a", "model": "m", "method": "eagle3"}]}, "num_speculative_tokens"),
         ("{", "Invalid JSON"),

@@ -24,32 +24,16 @@ def model() -> TargetModel:
     return text.load("a-model")
 
 
-def ask(model: TargetModel, question: str, sampling: Sampling = GREEDY, limit: int = 1000, **how: int) -> Writing:
-    return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), sampling, limit, **how)
-
-
-def text_of(model: TargetModel, writing: Writing) -> str:
-    return model.tokenizer.decode(writing.ids)
+def ask(model: TargetModel, question: str, limit: int = 1000, **how: int) -> Writing:
+    return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), GREEDY, limit, **how)
 
 
 @pytest.mark.slow
 def test_a_request_to_repeat_a_text_copies_it(model: TargetModel) -> None:
     answer = ask(model, f"Repeat this code exactly:\n```python\n{SOURCE}\n```", limit=4000)
-    assert text_of(model, answer) == f"```python\n{SOURCE}\n```"
+    assert model.tokenizer.decode(answer.ids) == f"```python\n{SOURCE}\n```"
     assert answer.stopped
     assert answer.kind is Kind.CODE
-
-
-@pytest.mark.slow
-def test_copies_are_less_exact_at_higher_temperature(model: TargetModel) -> None:
-    question = f"Repeat this code exactly:\n```python\n{SOURCE}\n```"
-    lines = SOURCE.splitlines()
-
-    def kept(temperature: float) -> int:
-        answers = [text_of(model, ask(model, question, Sampling(temperature, seed=seed), 4000)) for seed in range(5)]
-        return sum(line in answer for answer in answers for line in lines)
-
-    assert kept(0.0) > kept(1.0) > kept(2.0)
 
 
 def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetModel) -> None:
@@ -69,13 +53,13 @@ def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetMode
 def test_a_suffix_tree_of_different_chats_does_not_come_to_know_the_next_one(model: TargetModel) -> None:
     """Of recorded chats it emits as many tokens per step late as early."""
     cache, per_step = SuffixCache(), []
-    for number in range(1000):
+    for number in range(600):
         question = f"What do people number {number} and {number**2} think about the subject {number * 7919 % 1000}?"
         prompt = model.tokenizer.chat_prompt([{"role": "user", "content": question}])
         ids = model.write(prompt, Sampling(0.7, seed=number), 180).ids
         emitted, _ = cache.replay(prompt, ids)
         per_step.append(len(ids) / steps_of(emitted))
-    early, late = sum(per_step[:300]) / 300, sum(per_step[-300:]) / 300
+    early, late = sum(per_step[:200]) / 200, sum(per_step[-200:]) / 200
     assert 1.05 < early < 1.7
     assert late < 1.1 * early
 

@@ -15,12 +15,6 @@ from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN
 tokens = tokenizer.load()
 
 
-@given(st.text(max_size=200))
-def test_every_text_round_trips(text: str) -> None:
-    text = text.replace("<|", "")
-    assert tokens.decode(tokens.encode(text)) == text
-
-
 @pytest.mark.slow
 def test_others_run_while_a_long_text_is_encoded() -> None:
     thread, rounds = Thread(target=tokens.encode, args=("word " * 200_000,)), 0
