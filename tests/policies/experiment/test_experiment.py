@@ -329,3 +329,31 @@ def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
     assert found is not None
     assert found.work_per_s == pytest.approx(1.19, rel=0.03), "seconds of work each second"
     assert found.overall(0.95).low < 0.9 < found.overall(0.95).high
+
+
+@pytest.mark.slow
+def test_an_arm_of_one_replica_with_few_requests_is_not_said_to_get_less_work() -> None:
+    plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})), block_s=10.0)
+    stand = Stand(plan, seconds=0.2, seed=5)
+    for _ in range(6):
+        evidence = stand.run(40, per_s=2.0)
+        assert evidence.times_the_work("pair", "one") == 1.0
+
+
+def test_gateways_add_up_what_they_see() -> None:
+    one, two = Stand(seed=1), Stand(seed=2)
+    one.run(20)
+    two.run(20)
+    for table, epoch in two.statistics.take_changed():
+        one.statistics.set_others_of(table, epoch, {row.key: row.sums for row in two.statistics.own_of(table, epoch)})
+    both, alone = Evidence(PLAN, one.statistics), Evidence(PLAN, two.statistics)
+    assert both.blocks.keys() == alone.blocks.keys()
+    assert both.total("head").chosen > 1.5 * alone.total("head").chosen
+    assert both.fit("plain", "head") is not None
+
+
+@pytest.mark.parametrize(("per_s", "is_enough"), [(0.5, False), (4.0, True)])
+def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough: bool) -> None:
+    stand = Stand(Plan("ten", PLAN.arms, PLAN.groups, block_s=20.0))
+    assert stand.run(0.5, per_s).needed_block_s() is None, "it is not known yet"
+    assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
