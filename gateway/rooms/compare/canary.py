@@ -140,24 +140,21 @@ def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str
     return found[0], models[found[0]]["backends"]
 
 
-def _config(each: dict[str, Any]) -> dict[str, Any]:
-    """Return how a replica speculates, as far as the pool file says it."""
-    return {**(each["speculative_config"] or {}), "method": each["method"]}
+def _rest(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a speculative config says beside its `Way`, such as the head."""
+    return {name: value for name, value in config.items() if name not in {"method", "num_speculative_tokens"}}
 
 
 def _alike(replica: str, members: dict[str, Any], wanted: Way, config: dict[str, Any]) -> list[str]:
     """Return the replicas with which it can be compared."""
-    own = members[replica]
-    alike = [
-        other
-        for other, each in members.items()
-        if other != replica and (_way(each), _config(each)) == (_way(own), _config(own)) and each["state"] == "up"
-    ]
+    ways = {name: (_way(each), _rest(each["speculative_config"])) for name, each in members.items()}
+    own = ways.pop(replica)
+    alike = [other for other, way in ways.items() if way == own and members[other]["state"] == "up"]
     if not alike:
         raise UsageError(
             f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
         )
-    if _way(own) == wanted and _config(own) == {**config, "method": wanted[0]}:
+    if own == (wanted, _rest(config)):
         raise UsageError(f"{replica} serves so already: {_words(wanted)}")
     if taken := {replica, *alike} & {wanted[0], *(each["method"] for each in members.values())}:
         raise UsageError(f"{taken.pop()} names a replica and a method, which a comparison cannot tell apart: rename it")

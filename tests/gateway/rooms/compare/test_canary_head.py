@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from backends.backend import Backend
@@ -60,6 +61,32 @@ def test_another_head_is_started_and_compared(tmp_path: Path) -> None:
         assert tried["b"]["pid"] != members["b"]["pid"]
         with pytest.raises(UsageError, match="no other replica"):
             canary._alike("b", tried, ("eagle3", 3), ONE)
+
+
+def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "_POLL_S", 0.0)
+    each = {"method": "eagle3", "num_speculative_tokens": 3, "speculative_config": {}, "in_flight": 0, "others": 0}
+    states = iter(["up", "draining", "draining", "down", "down", "draining"])
+    seen, told = [], []
+
+    def get(_: Admin, path: str) -> dict[str, Any]:
+        if path == "/admin/compare":
+            return {"models": {}}
+        seen.append(next(states))
+        return {"models": {MODEL: {"backends": {"a": each | {"state": "up"}, "b": each | {"state": seen[-1]}}}}}
+
+    def post(_: Admin, path: str, **__: Any) -> dict[str, Any]:
+        told.append((path, seen[-1]))
+        if path == "/admin/compare/start":
+            raise typer.Exit(1)
+        return {}
+
+    monkeypatch.setattr(Admin, "get", get)
+    monkeypatch.setattr(Admin, "post", post)
+    result = CliRunner().invoke(app, ["canary", "--replica", "b", "--with", json.dumps(OTHER)])
+    assert result.exit_code == 1, result.output
+    assert told[:2] == [("/admin/drain", "up"), ("/admin/compare/start", "draining")]
+    assert seen[-3:] == ["down", "down", "draining"], "it is back"
 
 
 def test_a_head_that_was_found_better_is_advised_until_all_have_it() -> None:
