@@ -39,10 +39,10 @@ def canary(
     \b
     gateway canary --replica head --with '{"method": "suffix", "num_speculative_tokens": 24}'
     """
-    wanted, last_s = _wanted(config), seconds_of(lasts)
+    (wanted, document), last_s = _wanted(config), seconds_of(lasts)
     admin = Admin(url, admin_key)
     name, members = _model(admin, replica, model)
-    alike = _alike(replica, members, wanted, json.loads(config))
+    alike = _alike(replica, members, (wanted, _rest(document)))
     is_own = "process" in members[replica]
     if is_own and members[replica]["simulated"]:
         raise UsageError(f"{replica} is simulated, so it has no engine that could be started anew")
@@ -55,13 +55,14 @@ def canary(
     _drained(admin, name, replica)
     if is_own:
         try:
-            _started(admin, reference, json.loads(config))
+            _started(admin, reference, document)
         except typer.Exit:  # it serves as before
             admin.post("/admin/resume", **reference)
             raise
     else:
+        flag = f"with --speculative-config '{config}'" if document else "without --speculative-config"
         say(
-            f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
+            f"Now start its engine anew, {flag}.\nWhere the pool file names it: change `method` and "
             f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ... "
             f"{again}"
         )
@@ -98,13 +99,14 @@ Way = tuple[str, int]
 """Method and number of drafted tokens."""
 
 
-def _wanted(config: str) -> Way:
+def _wanted(config: str) -> tuple[Way, dict[str, Any]]:
+    """Return the way that a config in JSON asks for, and the config."""
     try:
         document = json.loads(config)
     except ValueError as error:
         raise UsageError(f"--with is no JSON: {error}") from None
     if document == {}:
-        return "baseline", 0
+        return ("baseline", 0), document
     if not isinstance(document, dict) or not isinstance(document.get("method"), str):
         raise UsageError('--with is no speculative config; expected {"method": ..., "num_speculative_tokens": ...}')
     method, k = method_named(document["method"]), document.get("num_speculative_tokens")
@@ -114,7 +116,7 @@ def _wanted(config: str) -> Way:
         )
     if not isinstance(k, int):
         raise UsageError("--with lacks num_speculative_tokens, by which it is known when the engine is back")
-    return method.value, k
+    return (method.value, k), document
 
 
 def _way(each: dict[str, Any]) -> Way:
@@ -123,10 +125,6 @@ def _way(each: dict[str, Any]) -> Way:
 
 def _words(way: Way) -> str:
     return f"{way[0]} with {way[1]} tokens" if way[1] else way[0]
-
-
-def _flag(config: str) -> str:
-    return "without --speculative-config" if json.loads(config) == {} else f"with --speculative-config '{config}'"
 
 
 def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str, Any]]:
@@ -145,8 +143,8 @@ def _rest(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in {"method", "num_speculative_tokens"}}
 
 
-def _alike(replica: str, members: dict[str, Any], wanted: Way, config: dict[str, Any]) -> list[str]:
-    """Return the replicas with which it can be compared."""
+def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, Any]]) -> list[str]:
+    """Return the replicas with which it can be compared; `wanted` has the `_rest` of its config too."""
     ways = {name: (_way(each), _rest(each["speculative_config"])) for name, each in members.items()}
     own = ways.pop(replica)
     alike = [other for other, way in ways.items() if way == own and members[other]["state"] == "up"]
@@ -154,9 +152,9 @@ def _alike(replica: str, members: dict[str, Any], wanted: Way, config: dict[str,
         raise UsageError(
             f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
         )
-    if own == (wanted, _rest(config)):
-        raise UsageError(f"{replica} serves so already: {_words(wanted)}")
-    if taken := {replica, *alike} & {wanted[0], *(each["method"] for each in members.values())}:
+    if own == wanted:
+        raise UsageError(f"{replica} serves so already: {_words(wanted[0])}")
+    if taken := {replica, *alike} & {wanted[0][0], *(each["method"] for each in members.values())}:
         raise UsageError(f"{taken.pop()} names a replica and a method, which a comparison cannot tell apart: rename it")
     return alike
 

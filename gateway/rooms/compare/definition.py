@@ -80,7 +80,7 @@ class Definition(ComparisonSettings):
             return False
         if self.policies:
             return policy in self.policies and policy != better
-        if len(self.compared()) < 2:  # such as two heads: what tells them apart is in the pool file
+        if len(self.compared()) == 1:  # such as two heads: what tells them apart is in the pool file
             best = [each.speculative_config for each in backends if each.name in self.replicas[better]]
             names = [*chain(*self.replicas.values())]
             return any(each.speculative_config not in best for each in backends if each.name in names)

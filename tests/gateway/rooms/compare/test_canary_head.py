@@ -55,12 +55,12 @@ def test_another_head_is_started_and_compared(tmp_path: Path) -> None:
         assert "b serves so already: eagle3 with 3 tokens" in refused.stderr
         reference = {"model": "m", "backend": "b"}
         members = replicas()
-        assert canary._alike("b", members, ("eagle3", 3), OTHER) == ["a"]
+        assert canary._alike("b", members, (("eagle3", 3), canary._rest(OTHER))) == ["a"]
         canary._started(admin, reference, OTHER)
         tried = replicas()
         assert tried["b"]["pid"] != members["b"]["pid"]
         with pytest.raises(UsageError, match="no other replica"):
-            canary._alike("b", tried, ("eagle3", 3), ONE)
+            canary._alike("b", tried, (("eagle3", 3), canary._rest(ONE)))
 
 
 def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest.MonkeyPatch) -> None:
