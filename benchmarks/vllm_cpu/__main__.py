@@ -18,7 +18,7 @@ from backends.calibration import calibration as calibrations
 from benchmarks.vllm_cpu import calibrate
 from benchmarks.vllm_cpu.compare import compare, errors
 from benchmarks.vllm_cpu.engines import METHODS
-from benchmarks.vllm_cpu.measure import measure, read, write
+from benchmarks.vllm_cpu.measure import Cell, measure, read, write
 from benchmarks.vllm_cpu.quiet import run_in_real_time
 
 MEASURED = Path(__file__).with_name("measured.json.xz")
@@ -33,7 +33,10 @@ def main() -> None:
     if command == "measure":
         if not run_in_real_time():
             print("not allowed to run at real-time priority: chunk times may be late", file=sys.stderr)
-        write(MEASURED, [cell for method in METHODS for cell in asyncio.run(measure(method))])
+        cells: list[Cell] = []
+        for method in METHODS:
+            cells += asyncio.run(measure(method))
+            write(MEASURED, cells)  # a method that fails loses none of those before
     elif command == "fit":
         calibrate.write(FITTED_TO, read(MEASURED))
     else:
