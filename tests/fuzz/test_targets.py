@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,3 +89,9 @@ def test_counts_that_json_cannot_hold_are_broken_lines(tmp_path: Path) -> None:
     path.write_text('{"prompt_tokens": 99999999999999999999999}\n')
     with pytest.raises(TraceError, match="at most 2\\^64"):
         list(read_trace(path, format="gateway", strict=True))
+
+
+def test_the_script_fuzzes_every_target() -> None:
+    runs = re.search(r"runs=\((.*)\)", (ROOT / "scripts/fuzz").read_text())
+    assert runs
+    assert sorted(re.findall(r"\[(\w+)\]=", runs[1])) == sorted(TARGETS)
