@@ -188,7 +188,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
             self.watching.left(replace(decision, memo=watched))
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        """Let the policy learn from replayed drafts."""
+        """Forward the outcome of shadow drafting to the policy."""
         if isinstance(self.policy, Learner):
             memo = outcome.decision.memo
             self.policy.observe_shadow(_with(outcome, memo.own if isinstance(memo, _Memo) else memo))

@@ -61,11 +61,11 @@ class ReplicaEvents(Listener):
         self._gateway.peers.note_ejection(backend, duration_s, reason)
 
     def engine_changed(self, backend: Backend, change: EngineChange) -> None:
-        """Have the policy forget what may no longer hold."""
+        """Invalidate what the policy has learned of the engine that changed."""
         self._gateway.models[backend.model].engine_changed(backend.name, change)
 
     def difference_changed(self, backend: Backend) -> None:
-        """Have the policy correct what answers show, by what the engine counts."""
+        """Rescale the tokens per step that answers show to those that the engine counts."""
         found = backend.difference
         self._gateway.models[backend.model].correct(backend.name, 1.0 if found is None else found.counted / found.shown)
 

@@ -134,7 +134,7 @@ class Handover:
         }
 
     def _forget(self, backend: Backend, before: Mapping[str, Model]) -> None:
-        """Tell the policies of a replica that has left, or is another one now."""
+        """Remove a replica that has left, or was replaced, from the policies."""
         if any(backend is member for member in self.members):
             return  # another client for the same replica
         self.gateway.relay.router.locations.forget(backend.name)

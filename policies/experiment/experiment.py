@@ -51,7 +51,7 @@ class Experiment:
         self._number, self._shares = -1, None
 
     def give(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Given:
-        """Give a request to the candidates of a group; to all of them in blocks as usual."""
+        """Assign a request to one group of the candidates; in blocks as usual, to all of them."""
         now_s = self._statistics.clock()
         number = self._turn(now_s)
         if self._shares is None:
