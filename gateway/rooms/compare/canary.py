@@ -66,9 +66,9 @@ def canary(
             f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ... "
             f"{again}"
         )
-        if _way(members[replica]) == wanted:  # as with another head: nothing but its restart shows that it is another
-            _until(admin, name, replica, lambda each: each["state"] == "down")
-        _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
+        if (came := _back(admin, name, replica, members, wanted)) != replica:
+            say(f"{came} has come in place of {replica}.")
+            replica = reference["backend"] = came
     arms = {"a": ",".join(alike), "b": replica}
     timing = {"for_s": last_s, "block_s": block and seconds_of(block), "usual": False}
     ends = None
@@ -181,6 +181,18 @@ def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]
     while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
         time.sleep(_POLL_S)
     return dict(each)
+
+
+def _back(admin: Admin, model: str, replica: str, before: dict[str, Any], wanted: Way) -> str:
+    """Wait until a restarted engine serves as wanted; return its replica, a new one if its pod was replaced."""
+    is_restarted = _way(before[replica]) != wanted  # another head shows by the restart alone
+    while True:
+        now = admin.get("/admin/pool")["models"][model]["backends"]
+        is_restarted |= replica not in now or now[replica]["state"] == "down"
+        for name in [replica] if replica in now else now.keys() - before.keys():
+            if is_restarted and _way(now[name]) == wanted and now[name]["state"] not in {"down", "starting"}:
+                return name
+        time.sleep(_POLL_S)
 
 
 def _drained(admin: Admin, model: str, replica: str) -> None:

@@ -89,6 +89,18 @@ def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest
     assert seen[-3:] == ["down", "down", "draining"], "it is back"
 
 
+def test_a_pod_that_comes_in_place_of_the_replica_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "_POLL_S", 0.0)
+    own = {"method": "eagle3", "num_speculative_tokens": 3, "state": "up"}
+    came = own | {"method": "suffix", "num_speculative_tokens": 24}
+    before = {"a": own, "b": own}
+    seen = [before | {"c": came}, {"a": own}, {"a": own, "c": came | {"state": "starting"}}, {"a": own, "c": came}]
+    pools = iter(seen)
+    monkeypatch.setattr(Admin, "get", lambda *_: {"models": {MODEL: {"backends": next(pools)}}})
+    assert canary._back(Admin("", ""), MODEL, "b", before, ("suffix", 24)) == "c"
+    assert next(pools, None) is None, "only once b is gone, and c serves"
+
+
 def test_a_head_that_was_found_better_is_advised_until_all_have_it() -> None:
     def head(name: str, config: dict[str, object]) -> Backend:
         return Backend(name, MODEL, Method.EAGLE3, "", 3, speculative_config=config, health=Health(State.UP))
