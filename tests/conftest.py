@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from httpx._transports import default
 from hypothesis import settings
 
 settings.register_profile("project", settings(), deadline=None)  # a busy machine may stop any test for a while
@@ -26,5 +26,6 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def certificates() -> Iterator[None]:
     """Reads the certificates of authorities once, which each client of httpx does: 17 ms of CPU time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
+        cached = functools.cache(httpx.create_ssl_context)
+        patch.setattr("httpx._transports.default.create_ssl_context", cached)
         yield

@@ -168,8 +168,8 @@ def check(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
             assert (ROOT / script).exists(), script
             assert os.access(ROOT / script, os.X_OK) or Path(script).suffix, script
-            if module := re.search(r"python -m ([\w.]+) \"\$@\"", text):
-                text += source_of(module[1])
+            if run := re.search(r"python -m ([\w.]+) \"\$@\"", text):
+                text += source_of(run[1])
             assert all(option in text or "pytest" in text for option in options(arguments) - {"--help"}), script
         case [program, *arguments] if shutil.which(Path(program).name) and options(arguments):
             usage = help_of(Path(program).name, arguments)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, Command, gateway_command, until
+from tests.support.command import Command, gateway_command, until
+from tests.support.paths import ROOT
 
 MODEL = "llama-3.1-8b"
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tests.end_to_end.conftest import MODEL
-from tests.support.command import ROOT, Command
+from tests.support.command import Command
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

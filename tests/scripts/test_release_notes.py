@@ -40,7 +40,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def notes(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, project / "scripts/release-notes", *arguments]
+    command = [sys.executable, str(project / "scripts/release-notes"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

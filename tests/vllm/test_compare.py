@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.command import ADMIN_KEY
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
-from tests.vllm.conftest import ADMIN_KEY, START_S, Served, serve
+from tests.vllm.conftest import START_S, Served, serve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # minutes of traffic, until it is certain
 

@@ -29,7 +29,7 @@ UNKNOWN = (-1, 1.5, "2", [2])
 
 def ask_depth(served: Served, depth: object, tokens: int = 60) -> tuple[str, dict[str, Any]]:
     """Return the answer to a request of a depth, and what its engine says of its drafts."""
-    xargs = {} if depth is None else {"vllm_xargs": {"draft_tokens": depth}}
+    xargs: dict[str, Any] = {} if depth is None else {"vllm_xargs": {"draft_tokens": depth}}
     answer = ask(served, "head", max_tokens=tokens, **xargs)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == tokens

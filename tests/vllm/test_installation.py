@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.conftest import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vllm
 

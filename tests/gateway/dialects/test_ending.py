@@ -49,11 +49,10 @@ HALF = [
     (RESPONSES, response("incomplete", incomplete_details={"reason": "abort"})),
     (EMBEDDINGS, {"data": [{}]}),
 ]
-NOTHING = [
-    *(
-        (CHAT, document)
-        for document in ([], "text", None, 7, {}, {"choices": []}, {"choices": [None]}, {"choices": {}})
-    ),
+NOTHING: list[tuple[Endpoint, Any]] = [
+    *((CHAT, each) for each in ("text", None, 7)),
+    *((CHAT, each) for each in (list[Any](), dict[str, Any]())),
+    *((CHAT, {"choices": choices}) for choices in (list[Any](), [None], dict[str, Any]())),
     (CHAT, {"choices": [{"index": 0, "finish_reason": "stop"}]}),
     *((endpoint, {"id": "x"}) for endpoint in (MESSAGES, RESPONSES, EMBEDDINGS)),
     *((CHAT, {"error": error}) for error in ("out of memory", {"message": "x"}, {"code": 503}, {"code": "500"})),

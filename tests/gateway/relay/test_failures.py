@@ -9,11 +9,10 @@ import pytest
 from gateway.relay.failures import RULES, Blame, Has, Notice, Outlook, Situation, Step, verdict_on
 
 SITUATIONS = [
-    Situation(has, *flags, outlook=outlook, is_proof=is_proof, is_first_suspect=is_first)
+    Situation(has, one, two, three, four, five, six, outlook, is_proof, is_first)
     for has in Has
-    for flags in product((False, True), repeat=6)
+    for one, two, three, four, five, six, is_proof, is_first in product((False, True), repeat=8)
     for outlook in Outlook
-    for is_proof, is_first in product((False, True), repeat=2)
 ]
 """All of them: 2,304 for each kind of failure."""
 

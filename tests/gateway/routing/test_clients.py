@@ -68,7 +68,7 @@ def test_a_client_beyond_its_share_is_known_by_its_requests_in_flight() -> None:
         traffic.begin(one)
     assert traffic.overuse(one) == 1.0, "there is nobody else"
     traffic.begin(two)
-    assert (traffic.overuse(one), traffic.overuse(two)) == (pytest.approx(1.8), 1.0)
+    assert [traffic.overuse(one), traffic.overuse(two)] == pytest.approx([1.8, 1.0])
     assert traffic.overuse(heavy) == 1.0, "it has none"
     for _ in range(10):
         traffic.begin(heavy)

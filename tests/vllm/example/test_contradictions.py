@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.vllm
 TRUE = ("plain", "lookup", "head")
 EACH = 20
 """Answers of each, of which is learned."""
-SAID = {
+SAID: dict[str, dict[str, Any]] = {
     "plain": {"method": "eagle3", "speculative_config": {"model": "x", "num_speculative_tokens": 3}},
     "lookup": {"method": "baseline"},
     "head": {"method": "ngram", "speculative_config": {"num_speculative_tokens": 9, "prompt_lookup_max": 4}},
