@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -86,28 +85,6 @@ def family(pid: int) -> set[int]:
 def alive(pids: set[int]) -> set[int]:
     """Return the processes that still run; zombies do not count."""
     return {pid for pid in pids if is_alive(pid)}
-
-
-async def start(*arguments: object) -> asyncio.subprocess.Process:
-    """Start `gateway` with these arguments."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *map(str, arguments)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"},
-    )
-
-
-async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
-    """Wait for a command; return its status, stdout and stderr."""
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), 90.0)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 @contextlib.contextmanager
