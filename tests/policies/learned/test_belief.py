@@ -62,17 +62,6 @@ def test_two_replicas_of_a_method_share_what_is_observed_and_not_what_they_answe
     assert (one.requests, one.sent) == (other.requests, other.sent) == (80.0, 40.0)
 
 
-def test_shadow_drafts_are_observed_and_sent_nowhere() -> None:
-    pool = taught()
-    before = belief_of(pool.policy, pool.backends, 1.0).groups[0]
-    for _ in range(50):
-        pool.send("baseline", request("code"), shadow={"ngram:5": 3.1})
-    after = belief_of(pool.policy, pool.backends, 1.0).groups[0]
-    of_ngram = {each.backend: each for each in after.backends}["ngram"]
-    assert (of_ngram.requests, of_ngram.sent) == (90.0, 40.0)
-    assert after.backends[0].sent == before.backends[0].sent + 50.0
-
-
 def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> None:
     pool = Pool()
     pool.policy.assess(request(), pool.backends)
