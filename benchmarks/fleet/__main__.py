@@ -9,7 +9,7 @@ has the folders `azure2023`, `mooncake`, `agent_sessions` and `specdecode_bench`
 Days are shortened to H hours and start-ups are not, so that traffic swings more steeply. A replica that is begun is
 paid at once and serves three minutes later; one that is taken away gets nothing new, and is paid until its last answer
 has ended. `learned` routes for all. `queue` is Kubernetes' rule on requests in flight for each replica, with one
-method, at several targets. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to
+method. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to
 18 h.
 """
 
@@ -27,19 +27,22 @@ from benchmarks.fleet.traffic import TRAFFIC
 from benchmarks.table import head, row
 from gateway.rooms.fleet.model import ModelFleet
 
+TARGET = 10
+"""Requests in flight for each replica, by which Kubernetes' rule goes."""
+
 
 def fixed(**counts: int) -> Scaler:
     """Return a fleet that stays."""
     return lambda days: Counter(counts)
 
 
-def on_queue(method: str, target: int) -> Scaler:
-    """Return Kubernetes' rule on requests in flight for each replica, with its five minutes before it takes away."""
+def on_queue(method: str) -> Scaler:
+    """Return Kubernetes' rule on requests in flight, of which `TARGET` are wanted, with its five minutes' patience."""
     wanted: list[int] = []
 
     def scale(days: Days) -> Counter[str]:
         in_flight, count = sum(each.in_flight for _, each in days.up), max(1, len(days.up))
-        ratio = in_flight / count / target
+        ratio = in_flight / count / TARGET
         wanted.append(min(MOST, max(1, count if abs(ratio - 1.0) < 0.1 else math.ceil(count * ratio))))
         return Counter({method: max(wanted[-5:])})
 
@@ -79,7 +82,7 @@ def main() -> None:
     scalers = {"fixed, 4 and 4": fixed(eagle3=4, suffix=4)}
     for method in METHODS:
         scalers |= {f"fixed, {count} {method}": fixed(**{method: count}) for count in (8, 6)}
-        scalers |= {f"queue, {target} {method}": on_queue(method, target) for target in (10, 20)}
+        scalers |= {f"queue, {method}": on_queue(method)}
         scalers |= {f"fleet, {method}": by((method,))}
     scalers |= {"fleet": by(tuple(METHODS))}
     print(head("follows", "within the targets", "mean replicas", "0 to 6 h", "12 to 18 h"), flush=True)

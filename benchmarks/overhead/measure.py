@@ -70,7 +70,6 @@ class Cell:
     requests_per_s: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
-    over_1_ms: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
     left_out: list[float] = field(default_factory=list)
     errors: int = 0
@@ -81,7 +80,6 @@ class Cell:
         self.requests_per_s.append(result["requests_per_s"])
         self.p50_ms.append(times.get("p50", float("nan")))
         self.p99_ms.append(times.get("p99", float("nan")))
-        self.over_1_ms.append(times.get("over_1_ms", float("nan")))
         self.errors += result["errors"]
 
 
