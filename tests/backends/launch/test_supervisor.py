@@ -240,12 +240,11 @@ async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Ben
 async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> None:
     spec = bench.spec("--ignore-term", "--family")
     program = (
-        "import asyncio, pathlib\n"
+        "import asyncio\n"
+        "from pathlib import PosixPath\n"
         "from backends.launch.supervisor import Launcher, LaunchSpec\n"
         "async def main():\n"
-        f"    spec = LaunchSpec({spec.name!r}, {spec.argv!r}, {spec.health_urls!r}, {spec.env!r},\n"
-        f"                      pathlib.Path({str(spec.log_path)!r}))\n"
-        "    launcher = Launcher([spec])\n"
+        f"    launcher = Launcher([{spec!r}])\n"
         "    await launcher.start()\n"
         "    await launcher.wait_ready(10)\n"
         "    print('ready', flush=True)\n"
