@@ -389,8 +389,7 @@ def crossings(cell: Cell, runs: Sequence[Run], true: float) -> str:
     if cell.pair != "crossing":
         return f"{len(found)} found" if found else ""
     within = sum(abs(each.in_flight / true - 1.0) <= NEAR for each in found)
-    covered = sum(each.low <= true <= each.high for each in found)
-    return f"{true:.1f}: {len(found)} found, {within} within 15%, {covered} covered"
+    return f"{true:.1f}: {len(found)} found, {within} within 15%"
 
 
 COLUMNS: Final = (
