@@ -76,7 +76,6 @@ class Cell:
     ttft_p99_ms: list[float] = field(default_factory=list)
     requests_per_s: list[float] = field(default_factory=list)
     cpu_us: dict[str, list[float]] = field(default_factory=dict)
-    cores: list[float] = field(default_factory=list)
     errors: int = 0
 
 
@@ -127,7 +126,6 @@ def measure(system: System, upstream_port: int, streams: int, size: int, seconds
         result: dict[str, Any] = running.result()
     for name, each_s in spent_s.items():
         cell.cpu_us.setdefault(name, []).append(1e6 * each_s / requests)
-    cell.cores.append(sum(spent_s.values()) / lasted_s)
     cell.ttft_p50_ms.append(result["ttft_ms"].get("p50", float("nan")))
     cell.ttft_p99_ms.append(result["ttft_ms"].get("p99", float("nan")))
     cell.requests_per_s.append(requests / lasted_s)
@@ -136,7 +134,7 @@ def measure(system: System, upstream_port: int, streams: int, size: int, seconds
 
 def print_table(cells: dict[str, Cell]) -> None:
     """Print the medians."""
-    print(head("system", "TTFT added p50 ms", "p99 ms", "requests/s", "cores", "CPU us/request", "errors"))
+    print(head("system", "TTFT added p50 ms", "p99 ms", "requests/s", "CPU us/request", "errors"))
     median, alone = statistics.median, cells[ALONE]
     for name, cell in cells.items():
         added = [
@@ -145,7 +143,7 @@ def print_table(cells: dict[str, Cell]) -> None:
         ]
         figures = [f"{each:.1f}" for each in (*added, median(cell.requests_per_s))]
         cpu_us = " + ".join(f"{part} {median(values):.0f}" for part, values in cell.cpu_us.items())
-        print(row(name, *figures, f"{median(cell.cores):.2f}", cpu_us, cell.errors))
+        print(row(name, *figures, cpu_us, cell.errors))
 
 
 def main() -> None:

@@ -9,12 +9,10 @@ are not installed are skipped; `benchmarks/overhead/run` says how to install the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from backends.launch.ports import free_port
@@ -32,7 +30,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
     parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="may be repeated")
     parser.add_argument("--hold", type=float, default=60.0, help="seconds that idle connections are held")
-    parser.add_argument("--json", type=Path, help="file to write all results to")
     arguments = parser.parse_args()
     only_loopback()
     raise_open_file_limit()
@@ -43,8 +40,6 @@ def main() -> None:
         for system in SYSTEMS:
             if any(part in system.name for part in arguments.only or [""]):
                 results += _attack_all(system, names, Path(name), arguments.hold)
-                if arguments.json is not None:  # after each, in case the next takes the machine with it
-                    arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     print(f"\n{table(results)}")
     sys.exit(any(result.system == "gateway" and result.verdict != "survived" for result in results))
 

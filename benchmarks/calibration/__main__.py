@@ -64,20 +64,17 @@ def speedups(results: list[Row], winners: list[Row]) -> Iterable[str]:
 def held_out(results: list[Row]) -> Iterable[str]:
     """Yield how far tokens per second are off that nothing was fitted on."""
     yield AIMS[1]
-    for part, fitted_on in (("report", "the fitting part"), ("adaptive", "no speculation and fixed k")):
-        of_part = [row for row in results if row["part"] == part and row["quantity"] == "output_tok_s"]
-        for source in (*sorted({row["source"] for row in of_part}), "all"):
-            errors = [abs(float(row["error"])) for row in of_part if source in (row["source"], "all")]
-            yield f"{source} | {fitted_on} | {len(errors)} | {median(errors):.1%} | {max(errors):.0%}"
+    rows = [row for row in results if (row["part"], row["quantity"]) == ("report", "output_tok_s")]
+    errors = [abs(float(row["error"])) for row in rows]
+    yield f"all | the fitting part | {len(errors)} | {median(errors):.1%} | {max(errors):.0%}"
 
 
 def crossings(found: list[Row]) -> Iterable[str]:
     """Yield how far the concurrencies are off from which on a method is slower than none."""
     yield AIMS[2]
-    for source in (*sorted({row["source"] for row in found}), "all"):
-        factors = [float(row["factor"]) for row in found if source in (row["source"], "all")]
-        within = f"{sum(factor <= 1.5 for factor in factors)} of {len(factors)}"
-        yield f"{source} | {len(factors)} | {median(factors):.2f} | {within} | {max(factors):.2f}"
+    factors = [float(row["factor"]) for row in found]
+    within = f"{sum(factor <= 1.5 for factor in factors)} of {len(factors)}"
+    yield f"all | {len(factors)} | {median(factors):.2f} | {within} | {max(factors):.2f}"
 
 
 def first_tokens(results: list[Row]) -> Iterable[str]:

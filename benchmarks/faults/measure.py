@@ -23,8 +23,8 @@ class Result:
 
     Parameters
     ----------
-    failed, examples
-        Failed requests, and the error of one, by reason.
+    failed
+        Failed requests, by reason.
     run_twice
         Requests that replicas have answered to their end more than once.
     back_s
@@ -42,7 +42,6 @@ class Result:
     fault: str
     sent: int = 0
     failed: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
     run_twice: int = 0
     back_s: float | None = None
     idle_s: float | None = None
@@ -77,7 +76,7 @@ async def measure(stage: Stage, injection: Injection, seconds: float, rate_per_s
     result.is_alive = stage.is_alive()
     result.idle_s = await stage.until_idle(_IDLE_S) if result.is_alive else None
     ids = {outcome.ask.work.request_id for outcome in tally.outcomes}
-    result.sent, result.failed, result.examples = load.sent, dict(tally.failures()), tally.examples()
+    result.sent, result.failed = load.sent, dict(tally.failures())
     result.run_twice = len(ids.intersection(stage.replicas.journal().run_twice()))
     result.lag_s = load.lag_s
     return result

@@ -26,12 +26,9 @@ def gateway(site: Site, policy: str, *, rescue: bool = True, **more: Any) -> lis
     return gateway_command(site.pool, site.port)
 
 
-def _with_state(site: Site, state: dict[str, str], **more: Any) -> list[str]:
-    return gateway(site, "learned", state=state, recorder={"path": str(site.disk / "records")}, **more)
-
-
-def _with_batches(site: Site) -> list[str]:
-    return _with_state(site, {"redis": site.redis}, batches={"folder": str(site.disk / "batches")})
+def _with_state(site: Site) -> list[str]:
+    recorder, batches = {"path": str(site.disk / "records")}, {"folder": str(site.disk / "batches")}
+    return gateway(site, "learned", state={"redis": site.redis}, recorder=recorder, batches=batches)
 
 
 _ROUTER = (
@@ -56,13 +53,7 @@ SYSTEMS = (
         lambda site: gateway(site, "least_loaded", rescue=False, state="none"),
         reloads=True,
     ),
-    System("gateway, Redis", _with_batches, reloads=True, has_state=True, hosts=HOSTS + LINE_HOSTS),
-    System(
-        "gateway, SQLite",
-        lambda site: _with_state(site, {"file": str(site.disk / "state.db")}),
-        reloads=True,
-        has_state=True,
-    ),
+    System("gateway, Redis", _with_state, reloads=True, has_state=True, hosts=HOSTS + LINE_HOSTS),
     System("nginx", _NGINX, stops_with=signal.SIGQUIT, reloads=True),
     System("vllm-router", router("vllm-router", _ROUTER, "power_of_two")),
     System("sglang-router", router("sglang-router", _ROUTER, "power_of_two")),

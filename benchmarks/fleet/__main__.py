@@ -9,7 +9,7 @@ has the folders `azure2023`, `mooncake`, `agent_sessions` and `specdecode_bench`
 Days are shortened to H hours and start-ups are not, so that traffic swings more steeply. A replica that is begun is
 paid at once and serves three minutes later; one that is taken away gets nothing new, and is paid until its last answer
 has ended. `learned` routes for all. `queue` is Kubernetes' rule on requests in flight for each replica, with one
-method, at several targets. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to
+method. The last columns are the replicas that are up in the mean from 0 to 6 h, and from 12 to
 18 h.
 """
 
@@ -19,7 +19,6 @@ import argparse
 import math
 import re
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from benchmarks.fleet.days import METHODS, MOST, START_UP_S, Days, Scaler, play
@@ -27,38 +26,40 @@ from benchmarks.fleet.traffic import TRAFFIC
 from benchmarks.table import head, row
 from gateway.rooms.fleet.model import ModelFleet
 
+TARGET = 10
+"""Requests in flight for each replica, by which Kubernetes' rule goes."""
 
-def fixed(**counts: int) -> Scaler:
+
+def fixed(method: str, count: int) -> Scaler:
     """Return a fleet that stays."""
-    return lambda days: Counter(counts)
+    return lambda days: Counter({method: count})
 
 
-def on_queue(method: str, target: int) -> Scaler:
-    """Return Kubernetes' rule on requests in flight for each replica, with its five minutes before it takes away."""
+def on_queue(method: str) -> Scaler:
+    """Return Kubernetes' rule on requests in flight, of which `TARGET` are wanted, with its five minutes' patience."""
     wanted: list[int] = []
 
     def scale(days: Days) -> Counter[str]:
         in_flight, count = sum(each.in_flight for _, each in days.up), max(1, len(days.up))
-        ratio = in_flight / count / target
+        ratio = in_flight / count / TARGET
         wanted.append(min(MOST, max(1, count if abs(ratio - 1.0) < 0.1 else math.ceil(count * ratio))))
         return Counter({method: max(wanted[-5:])})
 
     return scale
 
 
-def by_fleet(methods: tuple[str, ...], day_minutes: int) -> Scaler:
+def by_fleet(day_minutes: int) -> Scaler:
     """Return what `gateway_replicas_needed` says, taken away after it said so for five minutes, as with KEDA."""
     fleet, past = ModelFleet(day_minutes, math.ceil(START_UP_S / 60.0)), []
 
     def scale(days: Days) -> Counter[str]:
         fleet.minutes.append(days.minutes[-1])
         fleet.judged = days.judged
-        up = [(method, each) for method, each in days.up if method in methods]
-        fleet.update(days.policy, up, days.cached())
-        past.append(Counter(fleet.needed.counts or {method: MOST // len(methods) for method in methods}))
-        wanted = Counter({method: max(each[method] for each in past[-5:]) for method in methods})
+        fleet.update(days.policy, days.up, days.cached())
+        past.append(Counter(fleet.needed.counts or {method: MOST // len(METHODS) for method in METHODS}))
+        wanted = Counter({method: max(each[method] for each in past[-5:]) for method in METHODS})
         while wanted.total() > MOST:
-            wanted[max(methods, key=lambda method: wanted[method] - past[-1][method])] -= 1
+            wanted[max(METHODS, key=lambda method: wanted[method] - past[-1][method])] -= 1
         return wanted
 
     return scale
@@ -75,13 +76,11 @@ def main() -> None:
     traffic = TRAFFIC[given.traffic]
     requests = traffic.days(given.data, given.hours)
     print(f"{len(requests):,} requests", flush=True)
-    by = partial(by_fleet, day_minutes=round(given.hours * 60))
-    scalers = {"fixed, 4 and 4": fixed(eagle3=4, suffix=4)}
+    scalers: dict[str, Scaler] = {}
     for method in METHODS:
-        scalers |= {f"fixed, {count} {method}": fixed(**{method: count}) for count in (8, 6)}
-        scalers |= {f"queue, {target} {method}": on_queue(method, target) for target in (10, 20)}
-        scalers |= {f"fleet, {method}": by((method,))}
-    scalers |= {"fleet": by(tuple(METHODS))}
+        scalers |= {f"fixed, {count} {method}": fixed(method, count) for count in (8, 6)}
+        scalers |= {f"queue, {method}": on_queue(method)}
+    scalers |= {"fleet": by_fleet(round(given.hours * 60))}
     print(head("follows", "within the targets", "mean replicas", "0 to 6 h", "12 to 18 h"), flush=True)
     for name, scaler in scalers.items():
         if re.search(given.only, name):

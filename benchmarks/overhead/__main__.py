@@ -78,7 +78,7 @@ def _print_table(load: Load, cells: dict[str, Cell]) -> None:
     alone = cells[_ALONE]
     unit, what = ("chunk", "streams") if load.chunk_interval_s else ("request", "requests")
     print(f"\n### {load.name}\n")
-    columns = ("added p50 ms", "added p99 ms", "over 1 ms", "RSS MB", "errors", "not recorded")
+    columns = ("added p50 ms", "added p99 ms", "RSS MB", "errors", "not recorded")
     print(head("system", f"CPU us/{unit}", f"{what}/s", *columns))
     for label, cell in cells.items():
         if not cell.p50_ms:
@@ -87,8 +87,7 @@ def _print_table(load: Load, cells: dict[str, Cell]) -> None:
         left_out = f"{medians['left_out']:.1%}" if cell.left_out else ""
         added = [medians[key] - statistics.median(getattr(alone, key)) for key in ("p50_ms", "p99_ms")]
         figures = f"{medians['cpu_us']:.1f}", f"{medians['requests_per_s']:.0f}", *(f"{each:.2f}" for each in added)
-        late, memory = f"{medians['over_1_ms']:.2%}", f"{medians['rss_mb']:.0f}"
-        print(row(label, *figures, late, memory, cell.errors, left_out), flush=True)
+        print(row(label, *figures, f"{medians['rss_mb']:.0f}", cell.errors, left_out), flush=True)
 
 
 if __name__ == "__main__":

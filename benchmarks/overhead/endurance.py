@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
-
-import numpy as np
+from statistics import median
 
 from backends.launch.ports import free_port
 from benchmarks.overhead.systems import gateway
@@ -50,33 +48,22 @@ def open_streams(pool: Path, streams: int, folder: Path) -> str:
 
 
 def workers(pool: Path, rounds: int, folder: Path) -> str:
-    """Report how much more two workers carry than one.
+    """Report how much more two workers carry than one, on one core each.
 
-    If the machine has cores for both and for the load beside them, this is measured by throughput; else by the CPU time
-    per request, which stays the same if the workers share the requests evenly and do not wait for each other.
+    It goes by the CPU time per request, which stays the same if the workers share the requests evenly and do not wait
+    for each other.
     """
-    enough = (os.cpu_count() or 1) >= 4
     cost: dict[int, list[float]] = {1: [], 2: []}
-    rate: dict[int, list[float]] = {1: [], 2: []}
-    shares: list[float] = []
     for _ in range(rounds):
         for number in (1, 2):
-            cpus = {0, 2} if enough else {0, 1}
             system, behind = gateway(pool, workers=number), free_port()
-            with upstream(behind, folder, _QUICK), started(system, behind, folder, cpus) as (port, started_pid):
-                pids = tree(started_pid)
+            with upstream(behind, folder, _QUICK), started(system, behind, folder, {0, 1}) as (port, pid):
+                pids = tree(pid)
                 load(port, 64, 1.0, 2000, headers=system.headers)
-                before, each_s = stats(behind)["requests"], [-cpu_s([pid]) for pid in pids]
-                result = load(port, 64, 4.0, 2000, headers=system.headers)
-                each_s = [spent_s + cpu_s([pid]) for spent_s, pid in zip(each_s, pids, strict=True)]
-                cost[number].append(1e6 * sum(each_s) / (stats(behind)["requests"] - before))
-                rate[number].append(float(str(result["requests_per_s"])))
-                if number == 2:
-                    shares.append(max(each_s) / sum(each_s))
-    one_us, two_us = (float(np.median(cost[number])) for number in (1, 2))
-    carried = float(np.median(rate[2]) / np.median(rate[1])) if enough else 2.0 * one_us / two_us
-    measure = "requests/s" if enough else "2 cores over the CPU time per request"
-    return (
-        f"two workers carry {carried:.2f} times as much as one ({measure}: {one_us:.1f} us with one, {two_us:.1f} with "
-        f"two, the busier of which did {np.median(shares):.0%})"
-    )
+                before, spent_s = stats(behind)["requests"], -cpu_s(pids)
+                load(port, 64, 4.0, 2000, headers=system.headers)
+                spent_s += cpu_s(pids)
+                cost[number].append(1e6 * spent_s / (stats(behind)["requests"] - before))
+    one_us, two_us = map(median, cost.values())
+    carried = f"{2.0 * one_us / two_us:.2f} times as much as one"
+    return f"two workers carry {carried} (CPU per request: {one_us:.1f} us with one, {two_us:.1f} with two)"

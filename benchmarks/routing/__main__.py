@@ -17,31 +17,23 @@ from __future__ import annotations
 
 from itertools import product
 
-from benchmarks.routing.ground import LOADS, MIXES, POOLS, OnGround, Task, options
+from benchmarks.routing.ground import LOADS, MIXES, OnGround, Task, options
 from benchmarks.routing.play import play
 from benchmarks.routing.report import report
 from lab.parallel import all_cores
 
-
-def tasks_of(seeds: int, *, azure: bool) -> list[Task]:
-    """Return all runs: every mix and load for the first two pools, fewer for the others."""
-    tasks = []
-    for pool in POOLS:
-        first = pool in ("b/n/s/e", "2s/2e")
-        mixes = MIXES if first else ("even", "templates")
-        for mix, load, seed in product(mixes, LOADS if first else LOADS[1:4], range(seeds)):
-            tasks.append(Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed))
-    return tasks
+PLAYED = "b/n/s/e", "2s/2e"
 
 
 def main() -> None:
     """Play all runs on all cores, and print the report."""
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; may be repeated")
     arguments = parser.parse_args()
-    tasks = tasks_of(arguments.seeds, azure=arguments.azure is not None)
-    tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
+    tasks = [
+        Task(pool, mix, load, "azure" if arguments.azure and seed % 2 else "poisson", seed)
+        for pool, mix, load, seed in product(PLAYED, MIXES, LOADS, range(arguments.seeds))
+    ]
     with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as run_all:
         report(dict(zip(tasks, run_all(tasks), strict=True)))
 

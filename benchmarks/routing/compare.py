@@ -121,7 +121,6 @@ class Run:
     ended_s: float
     crossing: Crossing | None
     lost: float  # mean time until it could end over that without comparing
-    lost_of_all: float  # the same, until the time is over, as if the pool served as usual from then on
     covers_cost: bool  # whether what it says that comparing costs is so
 
 
@@ -357,16 +356,13 @@ def play(ground: Ground, cell: Cell, seed: int) -> Run:
     true_cost = compared[compares].mean() / usual[compares].mean()
     is_held = math.isnan(cost.ratio) or bool(cost.low <= true_cost <= cost.high)
     crossing = None if found is None else found.crossing(SHOWN)
-    lost, of_all = (
-        compared[until].mean() / usual[until].mean() - 1.0,
-        (compared[until] - usual[until]).sum() / usual.sum(),
-    )
-    return Run(block_s, policy.looks, stage, better, ended_s, crossing, float(lost), float(of_all), is_held)
+    lost = compared[until].mean() / usual[until].mean() - 1.0
+    return Run(block_s, policy.looks, stage, better, ended_s, crossing, float(lost), is_held)
 
 
 def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -> list[object]:
     """Return the entries of a row."""
-    wrong, right, held, bias, width = 0, 0, [], [], []
+    wrong, right, held = 0, 0, []
     for truth_of, run in zip(truths, runs, strict=True):
         true = truth_of[int(run.ended_s // run.block_s)]
         is_named, is_right = run.stage in {Stage.DECIDED, Stage.HARM}, run.better == ("a" if true < 1.0 else "b")
@@ -374,21 +370,15 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
         right += is_named and is_right if differs else run.stage is Stage.ALIKE
         wrong += is_named and not (differs and is_right)
         held.append([look.low <= truth_of[at] <= look.high for at, look in run.looks.items()])
-        if run.looks:
-            last = [*run.looks.values()][-1]
-            bias.append(last.ratio / truth_of[-1] - 1.0)
-            width.append(math.log(last.high / last.low) / 2.0 if last.low else math.inf)
     ends_s = median(run.ended_s if run.stage is not Stage.RUNNING else math.inf for run in runs)
     last_true = [each[-1] for each in truths]
-    lost, of_all = fmean(run.lost for run in runs), fmean(run.lost_of_all for run in runs)
-    losses = [f"{lost:+.1%}", f"{of_all:+.2%}", sum(run.covers_cost for run in runs)]
+    losses = [f"{fmean(run.lost for run in runs):+.1%}", sum(run.covers_cost for run in runs)]
     return [
         len(runs),
         f"{min(last_true):.2f} to {max(last_true):.2f}" if cell.is_world else f"{fmean(last_true):.3f}",
         *(wrong, right, sum(run.stage is Stage.ALIKE for run in runs)),
         "" if math.isinf(ends_s) else f"{ends_s / 60:.0f}",
-        *(sum(map(all, held)), sum(each[-1] for each in held if each)),
-        *(f"{fmean(bias):+.1%}", f"±{fmean(width):.1%}"),
+        sum(map(all, held)),
         *([""] * len(losses) if cell.trouble else losses),
     ]
 
@@ -399,13 +389,12 @@ def crossings(cell: Cell, runs: Sequence[Run], true: float) -> str:
     if cell.pair != "crossing":
         return f"{len(found)} found" if found else ""
     within = sum(abs(each.in_flight / true - 1.0) <= NEAR for each in found)
-    covered = sum(each.low <= true <= each.high for each in found)
-    return f"{true:.1f}: {len(found)} found, {within} within 15%, {covered} covered"
+    return f"{true:.1f}: {len(found)} found, {within} within 15%"
 
 
 COLUMNS: Final = (
-    *("pair", "traffic", "runs", "truth", "wrong", "right", "alike", "minutes", "held at all looks", "at the end"),
-    *("bias", "interval", "lost", "lost of all", "cost held", "crossing"),
+    *("pair", "traffic", "runs", "truth", "wrong", "right", "alike", "minutes", "held at all looks"),
+    *("lost", "cost held", "crossing"),
 )
 NEAR: Final = 0.15
 SAME: Final = 1e-4

@@ -44,19 +44,14 @@ _N: tuple[Method, dict[str, Any]] = (
     {"num_speculative_tokens": 5, "prompt_lookup_min": 3, "prompt_lookup_max": 7},
 )
 _S = (Method.SUFFIX, {"num_speculative_tokens": 24})
-
-
-def _e(k: int) -> tuple[Method, dict[str, Any]]:
-    return Method.EAGLE3, {"num_speculative_tokens": k}
+_E = (Method.EAGLE3, {"num_speculative_tokens": 3})
 
 
 _H100 = "llama-3.1-8b-h100"
 POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
-    "b/n/s/e": (_H100, (_B, _N, _S, _e(3))),
-    "2s/2e": (_H100, (_S, _S, _e(3), _e(3))),
-    "8 mixed": (_H100, (_B, _N, _N, _S, _S, _e(2), _e(3), _e(5))),
-    "70B": ("llama-3.1-70b-4xh100", (_B, _N, _S, _e(3))),
-    "mixture of experts": ("qwen3-30b-a3b", (_B, _N, _S, _e(3))),
+    "b/n/s/e": (_H100, (_B, _N, _S, _E)),
+    "2s/2e": (_H100, (_S, _S, _E, _E)),
+    "70B": ("llama-3.1-70b-4xh100", (_B, _N, _S, _E)),
 }
 MIXES = ("even", "code", "chat", "templates")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)

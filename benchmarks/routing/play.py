@@ -41,7 +41,6 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
 
     factories: dict[str, Callable[[], Policy | None]] = {
         "least_loaded": lambda: bare("least_loaded", seed),
-        "lmetric": lambda: bare("lmetric", seed),
         "round_robin": lambda: RoundRobin(PolicySettings()),
         "thresholds": lambda: bare("thresholds", seed),
         "greedy": lambda: Greedy(LearnedSettings(seed=seed)),

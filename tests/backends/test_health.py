@@ -103,7 +103,9 @@ def check_transition(before: Health, given: Evidence, around: Others, after: Hea
 
 
 @given(histories)
-def test_every_transition_is_one_of_those_that_are_allowed(history: list[tuple[Evidence, Others, float]]) -> None:
+def test_every_transition_is_allowed_and_who_answers_its_probes_comes_back(
+    history: list[tuple[Evidence, Others, float]],
+) -> None:
     health, now_s = Health(), 100.0
     for given_evidence, around, passes_s in history:
         now_s += passes_s
@@ -111,14 +113,6 @@ def test_every_transition_is_one_of_those_that_are_allowed(history: list[tuple[E
         assert judge(health, given_evidence, around, RULES, now_s) == after, "it depends on nothing else"
         check_transition(health, given_evidence, around, after, now_s)
         health = after
-
-
-@given(histories)
-def test_a_replica_that_answers_its_probes_comes_back(history: list[tuple[Evidence, Others, float]]) -> None:
-    health, now_s = Health(), 100.0
-    for given_evidence, around, passes_s in history:
-        now_s += passes_s
-        health = judge(health, given_evidence, around, RULES, now_s)
     health = judge(health, Drain(False), ALIVE, RULES, now_s)
     for _ in range(4):
         now_s += 70.0  # longer than any ejection, trial or slow start

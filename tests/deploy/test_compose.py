@@ -109,16 +109,10 @@ def test_redis_does_not_evict_and_nothing_waits_for_it(
         assert load_pool(ROOT / "config" / pool).state.redis.get_secret_value() == default[1]
 
 
-def gpu_pool() -> Any:
-    """Return the settings of the pool file that goes with the profile `gpu`."""
+def test_replicas_on_one_gpu_are_those_of_the_pool_file(services: dict[str, Any]) -> None:
     variables = dict(line.split("=") for line in (DEPLOY / "gpu.env").read_text().splitlines() if "#" not in line)
     assert variables["COMPOSE_PROFILES"] == "gpu"
     ((name, model),) = load_pool(DEPLOY / variables["POOL_FILE"]).models.items()
-    return name, model
-
-
-def test_replicas_on_one_gpu_are_those_of_the_pool_file(services: dict[str, Any]) -> None:
-    name, model = gpu_pool()
     started = {found: service for found, service in services.items() if service.get("profiles") == ["gpu"]}
     assert {f"http://{found}:8000" for found in started} == {str(each.url) for each in model.backends.values()}
     for each in model.backends.values():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.gateway.conftest import MODEL
 from tests.support.command import ADMIN_KEY, gateway_command, until
@@ -32,25 +34,24 @@ def test_its_commands_are_answered(tmp_path: Path) -> None:
     assert len(COMMANDS) >= 10
     with upstreams_in_thread("B", MODEL) as (upstream,):
         pool = tmp_path / "pool.yaml"
-        backends = f'{{B: {{method: baseline, url: "{upstream.url}"}}}}'
-        model = f"{{policy: {{name: learned, slo: {{ttft_ms: 9000}}}}, default_temperature: 1, backends: {backends}}}"
-        recorder = f'recorder: {{path: "{tmp_path / "traces"}"}}'
-        telemetry = "telemetry: {access_log: 0.5}"
-        admin = f"admin: {{key: {ADMIN_KEY}}}"
-        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\n{recorder}\n{telemetry}\n{admin}\n")
-        (tmp_path / "request.json").write_text(
-            f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "a"}}]}}'
-        )
+        policy = {"name": "learned", "slo": {"ttft_ms": 9000}}
+        backends = {"B": {"method": "baseline", "url": upstream.url}}
+        settings = {
+            "models": {MODEL: {"policy": policy, "default_temperature": 1, "backends": backends}},
+            "state": "none",
+            "recorder": {"path": str(tmp_path / "traces")},
+            "telemetry": {"access_log": 0.5},
+            "admin": {"key": ADMIN_KEY},
+        }
+        pool.write_text(yaml.safe_dump(settings))
+        messages = [{"role": "user", "content": "a"}]
+        (tmp_path / "request.json").write_text(json.dumps({"model": MODEL, "messages": messages}))
         with gateway_command(pool, tmp_path) as command:
             until(lambda: command.get("/readyz").status_code == 200)
             for number in range(2):
                 command.post("/v1/chat/completions", {"model": MODEL, "messages": [], "seed": number})
-            script = re.sub(
-                r"^export .*$",
-                f"GATEWAY={command.url} ADMIN={command.url} KEY={ADMIN_KEY}",
-                definitions,
-                flags=re.MULTILINE,
-            )
+            addresses = f"GATEWAY={command.url} ADMIN={command.url} KEY={ADMIN_KEY}"
+            script = re.sub(r"(?m)^export .*$", addresses, definitions)
             for asked in COMMANDS:
                 line = asked.replace('"M"', f'"{MODEL}"').replace("=M", f"={MODEL}")
                 result = subprocess.run(

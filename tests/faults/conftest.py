@@ -13,7 +13,7 @@ from benchmarks.faults.asking import Work
 from benchmarks.faults.load import Ask, Load, numbers
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.systems import gateway
-from benchmarks.systems import Site, System
+from benchmarks.systems import System
 from tests.support.waiting import eventually_async
 
 QUICK: dict[str, Any] = {
@@ -22,15 +22,10 @@ QUICK: dict[str, Any] = {
 """Sections of the pool file: replicas come back soon."""
 
 
-def _argv(site: Site) -> list[str]:
-    recorder = {"path": str(site.disk / "records"), "flush_s": 0.1}
-    return gateway(site, "least_loaded", state={"file": str(site.disk / "state.db")}, recorder=recorder, **QUICK)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_stage(tmp_path_factory: Any) -> AsyncIterator[Stage]:
     folder: Path = tmp_path_factory.mktemp("faults")
-    stage = Stage(System("gateway", _argv, reloads=True, has_state=True), folder)
+    stage = Stage(System("gateway", lambda site: gateway(site, "least_loaded", state="none", **QUICK)), folder)
     async with stage:
         yield stage
     assert stage.orphans == 0

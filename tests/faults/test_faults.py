@@ -7,7 +7,7 @@ from itertools import count, islice
 
 import pytest
 
-from benchmarks.faults.injections import INJECTIONS, RELOADS_PER_S, idle_connections
+from benchmarks.faults.injections import INJECTIONS
 from benchmarks.faults.load import CUT, REFUSED, SILENT, UNANSWERED, Ask, Load, Tally, mixed
 from benchmarks.faults.stage import Stage
 from tests.support.waiting import eventually_async
@@ -36,13 +36,6 @@ def nothing_is_lost_silently(stage: Stage, tally: Tally) -> None:
     assert ids.isdisjoint(stage.replicas.journal().run_twice())
 
 
-async def nothing_is_lost(stage: Stage, load: Load) -> None:
-    """Wait for what was sent, and check that each request was answered in full."""
-    tally = await load.finish()
-    nothing_is_lost_silently(stage, tally)
-    assert not tally.failures()
-
-
 async def refused_retries(stage: Stage) -> float:
     """Return how many requests were not sent to another replica, because the tests before have spent the budget."""
     return await stage.counted("gateway_retries_refused_total")
@@ -60,42 +53,6 @@ async def test_what_one_replica_does_is_lost_on_no_client(stage: Stage, fault: s
     assert len(failed) <= await refused_retries(stage) - before, tally.examples()
 
 
-async def test_reloads_that_remove_and_add_a_replica_cost_no_request(stage: Stage) -> None:
-    async def reloads() -> float:
-        return await stage.counted("gateway_reloads_total", outcome="changed")
-
-    async def has_reloaded_twice() -> bool:
-        return await reloads() >= before + 2
-
-    before, load = await reloads(), Load(stage.port)
-    async with INJECTIONS["replica-removed"].inject(stage):
-        await send(load, 40, RELOADS_PER_S)
-        await eventually_async(has_reloaded_twice, what="reloads")
-        await send(load, 20)
-        await nothing_is_lost(stage, load)
-
-
-async def test_idle_connections_cost_no_request(stage: Stage) -> None:
-    load = Load(stage.port)
-    async with idle_connections(stage, 400):
-        await send(load, 40)
-        await nothing_is_lost(stage, load)
-
-
-async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
-    async def failed() -> float:
-        return await stage.counted("gateway_recorder_records_total", result="failed")
-
-    async def more_failed() -> bool:
-        return await failed() > before
-
-    before, load = await failed(), Load(stage.port)
-    async with INJECTIONS["disk-full"].inject(stage):
-        await send(load, 40)
-        await nothing_is_lost(stage, load)
-        await eventually_async(more_failed, what="records that could not be written")
-
-
 async def test_the_gateway_counts_what_its_clients_count(stage: Stage) -> None:
     before, load = await stage.counted("gateway_requests_total"), Load(stage.port)
     async with INJECTIONS["reset-middle"].inject(stage):
@@ -103,17 +60,6 @@ async def test_the_gateway_counts_what_its_clients_count(stage: Stage) -> None:
         tally = await load.finish()
     assert await stage.until_idle(30.0) is not None
     assert await stage.counted("gateway_requests_total") - before == len(tally.outcomes) == 60
-
-
-async def test_a_gateway_that_is_stopped_finishes_what_it_has_accepted(stage: Stage) -> None:
-    load = Load(stage.port)
-    await send(load, 40)
-    await stage.stop()
-    await stage.start()
-    await send(load, 20)
-    tally = await load.finish()
-    nothing_is_lost_silently(stage, tally)
-    assert set(tally.failures()) <= {REFUSED}
 
 
 async def test_a_killed_gateway_leaves_no_work_behind(stage: Stage) -> None:

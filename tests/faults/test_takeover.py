@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,13 +23,6 @@ from benchmarks.systems import HOSTS, Site
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 START_S, END_S = 120.0, 90.0
-BECOME = """
-import os, sys
-os.environ["LISTEN_PID"] = str(os.getpid())
-os.dup2(int(sys.argv[1]), 3)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Becomes a gateway, as a process that systemd starts does."""
 
 
 def streams() -> Iterator[Ask]:
@@ -41,34 +32,27 @@ def streams() -> Iterator[Ask]:
         yield Ask(Work(number, rng.randint(20, 300), 0, is_chat=True, is_stream=True))
 
 
-async def listening(site: Site, name: str, passed: socket.socket | None) -> subprocess.Popen[bytes]:
-    """Start a gateway at the port of others: by `server.reuse_port`, or of a socket that all are passed."""
-    server = {"drain_s": 30, "workers": 2, **({} if passed else {"reuse_port": True})}
+async def listening(site: Site, name: str) -> subprocess.Popen[bytes]:
+    """Start a gateway at the port of others."""
+    server = {"drain_s": 30, "workers": 2, "reuse_port": True}
     quick = {"interval_s": 0.2, "timeout_s": 2.0}
-    argv, log = gateway(site, "least_loaded", state="none", server=server, health=quick), site.folder / name
-    if passed is None:
-        process = spawned(argv, log)
-    else:
-        argv = [sys.executable, "-c", BECOME, str(passed.fileno()), *argv]
-        process = spawned(argv, log, {"LISTEN_FDS": "1"}, pass_fds=[passed.fileno()])
+    log = site.folder / name
+    process = spawned(gateway(site, "least_loaded", state="none", server=server, health=quick), log)
     await until(lambda: process.poll() is not None or b"Listening at" in log.read_bytes(), START_S)
     assert b"Listening at" in log.read_bytes(), log.read_text()
     return process
 
 
-@pytest.mark.parametrize("passes", [False, True])
-async def test_a_takeover_refuses_no_connection_and_loses_no_stream(tmp_path: Path, passes: bool) -> None:
-    replicas, gateways = Replicas(tmp_path), list[subprocess.Popen[bytes]]()
-    passed = socket.create_server(("127.0.0.1", 0), backlog=2048) if passes else None
-    port = passed.getsockname()[1] if passed else free_port()
+async def test_a_takeover_refuses_no_connection_and_loses_no_stream(tmp_path: Path) -> None:
+    replicas, gateways, port = Replicas(tmp_path), list[subprocess.Popen[bytes]](), free_port()
     site = Site(port, replicas.port, tmp_path, HOSTS)
     await replicas.start()
     try:
-        gateways.append(old := await listening(site, "old.log", passed))
+        gateways.append(old := await listening(site, "old.log"))
         load = Load(port)
         async with load.steady(streams(), 25.0):
             assert await until(lambda: len(load.tally.outcomes) > 5, START_S)
-            gateways.append(await listening(site, "new.log", passed))
+            gateways.append(await listening(site, "new.log"))
             old.send_signal(signal.SIGTERM)
             assert load.pending
             assert await until(lambda: old.poll() is not None, END_S)
@@ -80,5 +64,3 @@ async def test_a_takeover_refuses_no_connection_and_loses_no_stream(tmp_path: Pa
                 os.killpg(each.pid, signal.SIGKILL)
                 each.wait()
         await replicas.stop()
-        if passed is not None:
-            passed.close()

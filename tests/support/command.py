@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -10,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 
@@ -24,27 +24,30 @@ ADMIN_KEY = "command-admin-key"
 
 @dataclass
 class Command:
-    """A running gateway process.
+    """A running gateway process, with the addresses that it has printed; those are empty that it does not have."""
 
-    Attributes
-    ----------
-    url
-        Address that it printed.
-    admin_url
-        Address of `/admin` that it printed; empty if that has none of its own.
-    picker
-        Host and port of its endpoint picker; empty if it is none.
-    """
-
+    admin: ClassVar[dict[str, str]] = {"authorization": f"Bearer {ADMIN_KEY}"}
     process: subprocess.Popen[str]
     log: Path
-    url: str = ""
-    admin_url: str = ""
-    picker: str = ""
-    admin: dict[str, str] = field(default_factory=lambda: {"authorization": f"Bearer {ADMIN_KEY}"})
 
     def printed(self) -> str:
         return self.log.read_text()
+
+    def _printed_after(self, words: str) -> str:
+        match = re.search(rf"{words}(\S+)", self.printed())
+        return match[1] if match else ""
+
+    @property
+    def url(self) -> str:
+        return self._printed_after("Listening at ")
+
+    @property
+    def admin_url(self) -> str:
+        return self._printed_after("/admin is at ")
+
+    @property
+    def picker(self) -> str:
+        return self._printed_after("grpc://")
 
     def get(self, path: str, **kwargs: object) -> httpx.Response:
         """Send a GET request on a new connection, so that any worker may answer."""
@@ -88,28 +91,6 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if is_alive(pid)}
 
 
-async def start(*arguments: object) -> asyncio.subprocess.Process:
-    """Start `gateway` with these arguments."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *map(str, arguments)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"},
-    )
-
-
-async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
-    """Wait for a command; return its status, stdout and stderr."""
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), 90.0)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 @contextlib.contextmanager
 def gateway_command(
     config: Path,
@@ -144,12 +125,6 @@ def gateway_command(
         is_simulated = "simulate" in pool and not any(other in pool for other in ("url", "discover", "picker"))
         said = "Try it:" if is_simulated else "Listening at"
         until(lambda: process.poll() is not None or said in command.printed(), what="the URL")
-        if match := re.search(r"Listening at (\S+)", command.printed()):
-            command.url = match[1]
-        if match := re.search(r"/admin is at (\S+)", command.printed()):
-            command.admin_url = match[1]
-        if match := re.search(r"grpc://(\S+)", command.printed()):
-            command.picker = match[1]
         yield command
     finally:
         processes = family(process.pid)

@@ -1,7 +1,7 @@
 """A server that plays the API server of Kubernetes, with lists and watches as they were recorded.
 
 The objects have the form of the API references for `EndpointSlice` (`discovery.k8s.io/v1`), `Pod` (`v1`) and
-`InferencePool` (`inference.networking.k8s.io/v1`).
+`InferencePool` (`inference.networking.k8s.io/v1`), as far as it matters to a gateway.
 """
 
 from __future__ import annotations
@@ -27,28 +27,14 @@ def endpoint(address: str, pod: str, *, ready: bool | None = True, terminating: 
     return {
         "addresses": [address],
         "conditions": {"ready": ready, "serving": ready, "terminating": terminating},
-        "nodeName": "node-1",
-        "targetRef": {"kind": "Pod", "namespace": "inference", "name": pod, "uid": f"uid-of-{pod}"},
-        "zone": "zone-a",
+        "targetRef": {"kind": "Pod", "namespace": "inference", "name": pod},
     }
 
 
 def endpoint_slice(name: str, version: str, *endpoints: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": "EndpointSlice",
-        "apiVersion": "discovery.k8s.io/v1",
-        "metadata": {
-            "name": name,
-            "generateName": "vllm-",
-            "namespace": "inference",
-            "uid": f"uid-of-{name}",
-            "resourceVersion": version,
-            "generation": 1,
-            "labels": {
-                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
-                "kubernetes.io/service-name": "vllm",
-            },
-        },
+        "metadata": {"name": name, "namespace": "inference", "resourceVersion": version},
         "addressType": "IPv4",
         "endpoints": list(endpoints) or None,
         "ports": [{"name": "http", "protocol": "TCP", "port": 8000}, {"name": "metrics", "protocol": "TCP", "port": 9}],
@@ -60,10 +46,9 @@ def pod(
 ) -> dict[str, Any]:
     """A pod; of its `labels` those with `{` in their text are annotations."""
     texts = {f"speculation.gateway/{key}": text for key, text in labels.items()}
-    ended = {"deletionTimestamp": "2026-11-01T00:00:00Z", "deletionGracePeriodSeconds": 30} if ending else {}
+    ended = {"deletionTimestamp": "2026-11-01T00:00:00Z"} if ending else {}
     return {
         "kind": "Pod",
-        "apiVersion": "v1",
         "metadata": {
             "name": name,
             "namespace": "inference",
@@ -72,11 +57,9 @@ def pod(
             "annotations": {key: text for key, text in texts.items() if "{" in text},
             **ended,
         },
-        "spec": {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}]},
         "status": {
-            "phase": "Running",
             "conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}],
-            **({"podIP": address, "podIPs": [{"ip": address}]} if address else {}),
+            **({"podIP": address} if address else {}),
         },
     }
 
@@ -85,12 +68,10 @@ def inference_pool(version: str, *ports: int, app: str = "vllm", accepted: str =
     parent = {"parentRef": {"name": "gateway"}, "conditions": [{"type": "Accepted", "status": accepted}]}
     return {
         "kind": "InferencePool",
-        "apiVersion": "inference.networking.k8s.io/v1",
         "metadata": {"name": "llama", "namespace": "inference", "resourceVersion": version},
         "spec": {
             "selector": {"matchLabels": {"app": app, "part": "engine"}},
             "targetPorts": [{"number": port} for port in ports or (8000,)],
-            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}, "failureMode": "FailClose"},
         },
         "status": {"parents": [parent]},
     }
@@ -98,7 +79,7 @@ def inference_pool(version: str, *ports: int, app: str = "vllm", accepted: str =
 
 def listed(version: str, *items: dict[str, Any], more: str = "") -> dict[str, Any]:
     metadata = {"resourceVersion": version} | ({"continue": more, "remainingItemCount": 1} if more else {})
-    return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": [*items]}
+    return {"kind": "List", "metadata": metadata, "items": [*items]}
 
 
 def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -106,26 +87,12 @@ def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def bookmark(version: str) -> dict[str, Any]:
-    metadata = {"resourceVersion": version, "creationTimestamp": None}
-    return event(
-        "BOOKMARK",
-        {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "endpoints": None},
-    )
+    return event("BOOKMARK", {"kind": "EndpointSlice", "metadata": {"resourceVersion": version}, "endpoints": None})
 
 
 def expired() -> dict[str, Any]:
-    return event(
-        "ERROR",
-        {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": "too old resource version: 5 (900)",
-            "reason": "Expired",
-            "code": 410,
-        },
-    )
+    status = {"message": "too old resource version: 5 (900)", "reason": "Expired", "code": 410}
+    return event("ERROR", {"kind": "Status", "metadata": {}, "status": "Failure", **status})
 
 
 @dataclass

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gateway.telemetry.registry import Registry
 from scripts.reference.metrics import declared
 
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A metric of the gateway, with its PromQL name (without suffixes for a histogram)."""
-
-    name: str
-    type: str
-    labels: tuple[str, ...]
-
-
-def registered() -> set[Series]:
-    """Return all declared series."""
-    series = set()
-    for metric in declared():
-        (described,) = metric.describe()
-        name = described.name + ("_total" if described.type == "counter" else "")
-        series.add(Series(name, described.type, tuple(metric._labelnames)))
-    assert series
-    return series
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 
 def sample_names() -> set[str]:
     """Return every series name that a query may use."""
-    suffixes = {"histogram": ("_bucket", "_sum", "_count")}
-    return {series.name + suffix for series in registered() for suffix in suffixes.get(series.type, ("",))}
+    described = [each for metric in declared() for each in metric.describe()]
+    return {each.name + suffix for each in described for suffix in SUFFIXES.get(each.type, ("",))}
 
 
 def value_of(registry: Registry, name: str, **labels: str) -> float:

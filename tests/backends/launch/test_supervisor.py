@@ -104,13 +104,16 @@ async def test_an_engine_becomes_ready_and_stops(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: Bench) -> None:
-    async with bench.running(bench.spec("--family")) as launcher:
+async def test_an_engine_that_dies_is_restarted_without_its_descendants_and_its_shared_memory(bench: Bench) -> None:
+    shared = f"launch-test-{uuid.uuid4().hex}"
+    async with bench.running(bench.spec("--family", "--share", shared)) as launcher:
         await launcher.wait_ready(10)
         first, family = pid_of(launcher), bench.processes()
-        assert len(family) == 3  # the engine, its child and its orphan
+        assert len(family) == 4  # the engine, its child, its orphan, and what Python tracks shared memory by
+        assert shared in os.listdir("/dev/shm")
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert shared not in os.listdir("/dev/shm")
         await eventually(lambda: not family & bench.processes())  # a busy machine ends them a moment after SIGKILL
         await launcher.wait_ready(10)
         assert pid_of(launcher) != first
@@ -173,21 +176,6 @@ async def test_an_engine_that_ignores_sigterm_is_killed_with_its_descendants(ben
     await eventually(lambda: not bench.processes())  # which a busy machine ends some milliseconds after SIGKILL
 
 
-def is_shared(name: str) -> bool:
-    return Path("/dev/shm", name).exists()
-
-
-@pytest.mark.slow
-async def test_the_shared_memory_of_a_killed_engine_is_removed(bench: Bench) -> None:
-    name = f"launch-test-{uuid.uuid4().hex}"
-    async with bench.running(bench.spec("--share", name)) as launcher:
-        await launcher.wait_ready(10)
-        assert is_shared(name)
-        os.kill(pid_of(launcher), signal.SIGKILL)
-        await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
-        assert not is_shared(name)
-
-
 @pytest.mark.slow
 async def test_an_engine_that_never_becomes_ready_is_killed_and_restarted(bench: Bench) -> None:
     spec = bench.spec(serves=False, startup_timeout_s=0.6)
@@ -240,12 +228,11 @@ async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Ben
 async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> None:
     spec = bench.spec("--ignore-term", "--family")
     program = (
-        "import asyncio, pathlib\n"
+        "import asyncio\n"
+        "from pathlib import PosixPath\n"
         "from backends.launch.supervisor import Launcher, LaunchSpec\n"
         "async def main():\n"
-        f"    spec = LaunchSpec({spec.name!r}, {spec.argv!r}, {spec.health_urls!r}, {spec.env!r},\n"
-        f"                      pathlib.Path({str(spec.log_path)!r}))\n"
-        "    launcher = Launcher([spec])\n"
+        f"    launcher = Launcher([{spec!r}])\n"
         "    await launcher.start()\n"
         "    await launcher.wait_ready(10)\n"
         "    print('ready', flush=True)\n"

@@ -79,20 +79,8 @@ def fuzz_one(data: bytes) -> None:
         parsed = _parsed(answer)
         notes.on_answer(answer, parsed)
     usage = read_usage(parsed)
-    outcome = Outcome(
-        routed.features,
-        decision,
-        Method.NGRAM,
-        200,
-        1.0,
-        0.25,
-        2.0,
-        9,
-        (usage.output_tokens if usage else None) or 0,
-        None,
-        6,
-        2,
-    )
+    tokens = (usage.output_tokens if usage else None) or 0
+    outcome = Outcome(routed.features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, tokens, None, 6, 2)
     ended = EndedExchange(b"\xffid", ANONYMOUS, 9.0)
     ended.routed, ended.decision, ended.upstream, ended.outcome = routed, decision, _upstream, outcome
     ended.status, ended.label, ended.usage = 200, "ok", usage

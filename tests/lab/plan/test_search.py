@@ -223,16 +223,8 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
     objective = PlanObjective({"ttft": 0.5, "tpot": 0.01})
     played = _played(np.array([1.0, 1.0, 99.0]), np.array([0.4, 0.6, 0.4]), np.array([0.009, 0.009, np.nan]))
     assert objective.values(played).tolist() == [1.0, 0.0, 1.0]
-    assert objective.value([played, replace(played, errors=2)]) == pytest.approx(
-        4 / 8
-    )  # unserved requests miss the SLO
-    split, run, objective = Split((), (0,), (1, 2)), _each(_made_up()), PlanObjective({"e2e": 5.0})
-    found = find_mixes(_kinds(), range(4), 4, split, run, objective, present=(0, 0, 0, 0))
-    assert found.finalists[0] in {(2, 2, 3, 3), (2, 3, 3, 3)}
-    results = judged(found.finalists[0], play(found.finalists, split, run), objective)
-    present = next(one for one in results if one.mix == (0, 0, 0, 0))
-    assert present.value < results[0].value <= 1.0
-    assert present.loss is None or present.loss.low > 0
+    served = objective.value([played, replace(played, errors=2)])
+    assert served == pytest.approx(4 / 8), "unserved requests miss the SLO"
 
 
 def test_without_a_usable_kind_there_is_no_plan() -> None:

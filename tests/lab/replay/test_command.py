@@ -132,12 +132,6 @@ def test_goodput_counts_the_requests_that_keep_their_bounds(pool: Path, tmp_path
     half = figures(tmp_path, *given, "--slo", f"e2e={bound},ttft=60")["policies"]["least_loaded"]
     assert half["slo_kept"] == pytest.approx(0.5)
     assert half["goodput"] == pytest.approx(all_kept["goodput"] / 2)
-    short = tmp_path / "short.yaml"
-    short.write_text(POOL.replace("llama-3.1-8b-h100}", "llama-3.1-8b-h100, max_model_len: 1500}"))
-    few = figures(tmp_path, AZURE, "--config", short, "--policy", "least_loaded", "--slo", "ttft=60")
-    one = few["policies"]["least_loaded"]
-    assert one["errors"] > 0
-    assert one["slo_kept"] == pytest.approx(one["requests"] / few["requests"])  # what fails keeps nothing
 
 
 @pytest.mark.slow
@@ -173,14 +167,15 @@ def test_the_pool_file_sets_the_context_of_its_replicas(tmp_path: Path) -> None:
     pool, trace = tmp_path / "pool.yaml", tmp_path / "trace.jsonl"
     lengths = [500, 1000, 5000, 9000]
     write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=n, output_tokens=5) for n in lengths])
-    errors = {}
+    counted = []
     for given in ("", ", max_model_len: 1004", ", max_model_len: 8192"):
         simulate = "{calibration: llama-3.1-8b-h100" + given + "}"
         pool.write_text(
             "models: {m: {policy: {name: random}, backends: {a: {method: baseline, simulate: " + simulate + "}}}}\n"
         )
-        errors[given] = figures(tmp_path, trace, "--config", pool)["policies"]["random"]["errors"]
-    assert list(errors.values()) == [0, 3, 1]
+        one = figures(tmp_path, trace, "--config", pool)["policies"]["random"]
+        counted.append((one["errors"], one["slo_kept"]))
+    assert counted == [(0, 1.0), (3, 0.25), (1, 0.75)], "what fails keeps no bounds"
 
 
 def test_an_empty_file_does_not_hide_the_others(pool: Path, tmp_path: Path) -> None:

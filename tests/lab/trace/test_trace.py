@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import orjson
 import pytest
 
@@ -9,63 +12,22 @@ from gateway.rooms.recorder.schema import Hashing
 from lab.trace.decode import decode, encode
 from lab.trace.record import SpeculationRecord, TraceRecord
 
+LIKE = {"str": "chat", "int": 3, "int | None": 3, "float | None": 0.25, "bool | None": True}
+PLAIN: dict[str, Any] = {each.name: LIKE[str(each.type)] for each in fields(TraceRecord) if each.type in LIKE}
 FULL = TraceRecord(
-    id="r-1",
-    arrived_at=1763700000.25,
-    model="m",
-    endpoint="chat",
-    key="team",
-    session="s",
-    template="0a1b2c3d",
-    workload="code",
-    arm="head",
-    temperature=0.0,
-    top_p=0.9,
-    max_tokens=64,
-    n=2,
-    stream=False,
-    prompt_tokens=100,
-    output_tokens=5,
-    cached_tokens=16,
-    turns=3,
-    overlap=0.25,
-    code_share=0.5,
-    structured=True,
-    estimated=True,
-    tools=False,
-    thinking=False,
+    **PLAIN,
     baseline_only=("min_p",),
-    qps=1.5,
-    in_flight=4,
-    policy="learned",
-    reason="fastest",
-    backend="b",
-    method="ngram",
-    propensity=0.9,
-    retried_from="a",
-    rescued_from="c",
-    rescued_at=3,
     candidates={"backend": ["a", "b"], "prediction_s": [2.5, None], "propensity": [0.1, 0.9]},
-    status=200,
-    error="interrupted",
-    ttft_s=0.1,
     itl=[0.02, 0.03],
-    e2e_s=0.5,
-    queue_s=0.01,
-    waited_s=0.25,
     spec=SpeculationRecord(8, 3, 2, 2.5),
     acceptance={"ngram": [1, 2, 1, 2, 1], "eagle3": 2.25},
     prompt_token_ids=[1, 2, 3],
     output_token_ids=[4, 5],
-    prompt="say",
     messages=[{"role": "user", "content": "say"}],
-    output="hello",
     prompt_hashes=[7],
     output_hashes=[8, 9],
     hashing=Hashing("piece", 2, "00ff00ff"),
     prefix_blocks=[11, 12],
-    think_time_s=3.5,
-    block_tokens=16,
 )
 
 

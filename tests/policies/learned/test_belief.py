@@ -9,11 +9,10 @@ import pytest
 
 from backends.speculation import Method
 from policies.learned.belief import MOST_GROUPS, belief_of, present_step_s
-from policies.learned.prior import expected_by_k
+from policies.learned.prior import DEFAULT_CALIBRATION, expected_by_k
 from policies.learned.table import ANSWERS, PER_STEP, Kinds
 from policies.statistics import Table
 from tests.policies.learned.pool import Pool, request
-from tests.support.simulated import CALIBRATION
 
 
 def taught() -> Pool:
@@ -63,17 +62,6 @@ def test_two_replicas_of_a_method_share_what_is_observed_and_not_what_they_answe
     assert (one.requests, one.sent) == (other.requests, other.sent) == (80.0, 40.0)
 
 
-def test_shadow_drafts_are_observed_and_sent_nowhere() -> None:
-    pool = taught()
-    before = belief_of(pool.policy, pool.backends, 1.0).groups[0]
-    for _ in range(50):
-        pool.send("baseline", request("code"), shadow={"ngram:5": 3.1})
-    after = belief_of(pool.policy, pool.backends, 1.0).groups[0]
-    of_ngram = {each.backend: each for each in after.backends}["ngram"]
-    assert (of_ngram.requests, of_ngram.sent) == (90.0, 40.0)
-    assert after.backends[0].sent == before.backends[0].sent + 50.0
-
-
 def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> None:
     pool = Pool()
     pool.policy.assess(request(), pool.backends)
@@ -83,7 +71,9 @@ def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> Non
         asked = request(workload, template=template)
         for _ in range(2):  # it is a template from the second request on
             known.kinds.see(template)
-        expected = expected_by_k(CALIBRATION, Method.EAGLE3, 3, workload, asked.temperature, asked.prompt_tokens)
+        expected = expected_by_k(
+            DEFAULT_CALIBRATION, Method.EAGLE3, 3, workload, asked.temperature, asked.prompt_tokens
+        )
         excess = math.log(per_step) - expected[-1]
         known.per_step.add("eagle3:3", known.kinds.of(asked).groups, excess, times, times, pool.now_s)
 

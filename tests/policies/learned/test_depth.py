@@ -27,6 +27,8 @@ def _k(depth: Depth, batch: float) -> float:
 def test_far_from_a_bound_the_k_is_that_of_the_schedule() -> None:
     depth = Depth(SCHEDULE)
     assert [_k(depth, batch) for batch in (1, 30, 72, 200, 5000)] == [3, 3, 1, 0, 0]
+    growing = Depth(DraftSchedule(3, (3, *[1] * 4, *[3] * 40)))
+    assert (_k(growing, 1), _k(growing, 60)) == (1, 3)
 
 
 def test_near_a_bound_it_is_the_mean_over_the_batches_met() -> None:
@@ -42,11 +44,6 @@ def test_a_mean_k_is_placed_between_the_levels_that_it_is_a_mix_of() -> None:
     assert [between(depth.levels, depth.place_of_k(k)) for k in (0.0, 0.5, 2.0, 3.0)] == [0.0, 0.5, 2.0, 3.0]
     assert between([1.0, 2.0, 4.0], depth.place_of_k(2.0)) == 3.0
     assert (depth.place_of_k(-1.0), depth.place_of_k(9.0)) == ((0, 0.0), (1, 1.0))
-
-
-def test_a_schedule_that_grows_with_the_batch_is_followed_too() -> None:
-    depth = Depth(DraftSchedule(3, (3, *[1] * 4, *[3] * 40)))
-    assert (_k(depth, 1), _k(depth, 60)) == (1, 3)
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE3, Method.SUFFIX])

@@ -1,4 +1,4 @@
-"""The step rules: the scheduler, the KV cache and the step times."""
+"""The step rules: whom they admit, what is drafted, what holds for any workload; test_recorded_steps.py has more."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import accumulate, pairwise
 
-import numpy as np
 import pytest
 
 from backends.backend import EngineLoad
-from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
-from backends.drafting.script import Script, block_hashes
+from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
 from backends.speculation import Method
 from tests.backends.simulator.engine.fleets import engine_of, next_step, plain, steady, steps_of
@@ -42,91 +40,6 @@ def totals(steps: list[EngineStep]) -> dict[int, int]:
         for emission in step.emissions:
             tokens_by_id[emission.request_id] += emission.tokens
     return tokens_by_id
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", calibration_names())
-@pytest.mark.parametrize("method", [Method.BASELINE, Method.NGRAM, Method.EAGLE, Method.DRAFT_MODEL])
-def test_step_times_follow_the_formula_with_every_calibration(name: str, method: Method) -> None:
-    config = {} if method is Method.BASELINE else {"num_speculative_tokens": 4}
-    parameters = EngineParameters.of(load_calibration(name), method, config)
-    step = parameters.step.model_copy(update={"per_attended_s": 0.0, "per_unsplit_token_s": 0.0})  # test_newer_engines
-    parameters = replace(parameters, step=step)
-    rng = np.random.default_rng(1)
-    engine = engine_of(parameters)
-    for _ in range(60):
-        prompt, output = rng.integers(1, min(3000, parameters.max_model_len - 80)), rng.integers(1, 80)
-        engine.submit_script(0, steady(int(prompt), int(output), parameters.k, 1 + parameters.k // 2), 0.0)
-    steps = steps_of(engine)
-    assert [step.duration_s for step in steps] == pytest.approx([formula_s(parameters, step) for step in steps])
-
-
-def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
-    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=3))
-    request = engine.submit_script(0, steady(10, 10, 3, 3), 0.0)
-    steps = steps_of(engine)
-    assert [emission.tokens for step in steps for emission in step.emissions] == [1, 3, 3, 3]
-    assert [emission.sent for step in steps for emission in step.emissions] == [1, 4, 7, 10]
-    assert [emission.left for step in steps for emission in step.emissions] == [9, 6, 3, 0]
-    assert totals(steps) == {request: 10}
-    counters = engine.counters()
-    assert (counters.drafts, counters.draft_tokens, counters.accepted_tokens) == (3, 9, 6)
-    assert counters.accepted_at.tolist() == [3, 3, 0]
-
-
-def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
-    engine = engine_of(replace(PLAIN, kv_blocks=20))
-    ids = [engine.submit_script(0, plain(64, 120), 0.0) for _ in range(4)]
-    steps = steps_of(engine)
-    assert engine.counters().preemptions > 0
-    assert totals(steps) == dict.fromkeys(ids, 120)
-    order = [emission.request_id for step in steps for emission in step.emissions if not emission.left]
-    assert order[0] == ids[0], "the oldest is never preempted for a newer one"
-    assert engine.counters().prefix_queries == 4 * 64, "a request that returns is not a new query"
-
-
-def test_a_shared_prefix_is_computed_once() -> None:
-    head = list(range(64))
-    engine = engine_of(PLAIN)
-    engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
-    steps_of(engine)
-    second = engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
-    step = next_step(engine)
-    assert step.admitted == [(second, 64)]
-    assert step.batch_tokens == 16
-    assert (engine.counters().prefix_queries, engine.counters().prefix_hits) == (160, 64)
-
-
-def test_the_least_recently_used_prefix_is_evicted_first() -> None:
-    prompts = [block_hashes([tag, *range(63)]) for tag in (1000, 2000, 3000)]
-    engine = engine_of(replace(PLAIN, kv_blocks=9))
-    for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # each needs 4 blocks, and one more to run
-        engine.submit_script(0, plain(65, 2, blocks), 0.0)
-        steps_of(engine)
-    hits = engine.counters().prefix_hits
-    engine.submit_script(0, plain(65, 2, prompts[0]), 0.0)
-    steps_of(engine)
-    assert engine.counters().prefix_hits - hits == 64
-    hits = engine.counters().prefix_hits
-    engine.submit_script(0, plain(65, 2, prompts[1]), 0.0)
-    steps_of(engine)
-    assert engine.counters().prefix_hits == hits
-
-
-def test_cancelled_requests_free_their_blocks_at_once() -> None:
-    engine = engine_of(replace(PLAIN, max_num_seqs=2))
-    ids = [engine.submit_script(0, plain(50, 50), 0.0) for _ in range(3)]
-    engine.step(0.0)
-    used = load(engine).kv_usage
-    engine.cancel(ids[0])
-    assert (load(engine).running, load(engine).waiting) == (1, 1)
-    assert load(engine).kv_usage == pytest.approx(used / 2)
-    engine.cancel(ids[2])
-    assert load(engine).waiting == 0
-    engine.cancel(ids[0])
-    engine.cancel(12345)
-    assert totals(steps_of(engine)) == {ids[1]: 49}
-    assert load(engine).kv_usage == 0
 
 
 def test_requests_are_admitted_by_priority_and_then_by_arrival() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +13,6 @@ from backends.calibration.calibration import Calibration, ContextShift, Kind, Pr
 from backends.calibration.draft_profile import lookup_shares
 from backends.calibration.parameters import EngineParameters
 from backends.simulator.drafting.acceptance import model_based_replay
-from backends.simulator.engine import kernel
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
@@ -173,24 +168,3 @@ def test_load_is_the_last_report() -> None:
     assert (seen.load.running, seen.load.at_s) == (1, 0.5)
     fleet.advance(60.0)
     assert (seen.load.running, seen.load.at_s, seen.in_flight) == (0, 60.0, 0)
-
-
-@pytest.mark.slow
-def test_processes_load_the_compiled_rules_one_at_a_time() -> None:
-    program = """
-from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import SimulatedReplica, load_rules
-from backends.speculation import Method
-replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)
-print("loading", flush=True)
-load_rules(replica)
-"""
-    with Path(kernel.__file__).open("rb") as source:
-        fcntl.flock(source, fcntl.LOCK_EX)
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"loading\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)
-    with process.stdout:
-        assert process.wait(60) == 0

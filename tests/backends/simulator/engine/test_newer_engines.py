@@ -16,7 +16,7 @@ from backends.drafting.script import Script
 from backends.simulator.engine.fleet import EngineStep, Fleet, SimulatedReplica
 from backends.simulator.engine.state import UNCUT
 from backends.speculation import Method
-from tests.backends.simulator.engine.fleets import H100, engine_of, next_step, plain, steady, steps_of
+from tests.backends.simulator.engine.fleets import H100, engine_of, plain, steady, steps_of
 from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
 
 DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
@@ -133,9 +133,8 @@ def test_a_request_is_admitted_only_if_its_whole_sequence_fits(reserves: bool, p
     assert engine.counters().finished == 3
 
 
-@pytest.mark.parametrize("stepped", [True, False])
 @pytest.mark.parametrize(("asynchronous", "first"), [(False, 3), (True, 4)])
-def test_a_request_joins_the_step_after_the_next(asynchronous: bool, first: int, stepped: bool) -> None:
+def test_a_request_joins_the_step_after_the_next(asynchronous: bool, first: int) -> None:
     """The second step of a request is running when another one arrives, which joins the third or the fourth."""
     engine = engine_of(replace(PLAIN, asynchronous=asynchronous))
     engine.submit_script(0, plain(10, 9), 0.0)
@@ -143,20 +142,8 @@ def test_a_request_joins_the_step_after_the_next(asynchronous: bool, first: int,
     alone.submit_script(0, plain(10, 9), 0.0)
     ends_s = np.cumsum([step.duration_s for step in steps_of(alone)]).tolist()
     arrived_s = (ends_s[0] + ends_s[1]) / 2
-    late = plain(10, 1)
-    if stepped:
-        now_s = 0.0
-        for number in range(1, 6):
-            if number == 3:
-                request = engine.submit_script(0, late, arrived_s)
-            step = next_step(engine, now_s)
-            now_s += step.duration_s
-            if number >= 3 and request in [each.request_id for each in step.emissions]:
-                break
-        assert number == first
-        return
     engine.advance(arrived_s)
-    request = engine.submit_script(0, late, arrived_s)
+    request = engine.submit_script(0, plain(10, 1), arrived_s)
     ended_s = {done.request_id: done.ended_s for done in engine.advance(math.inf)}[request]
     assert ends_s[first - 2] < ended_s < ends_s[first - 1] + 0.01
     assert ended_s > ends_s[first - 1]

@@ -2,7 +2,7 @@
 
 `recorded_steps.json` was made with an interpreted implementation of the rules, which the project had beside the
 compiled one; both agreed in every fact of every step. Workloads with a schedule of k were recorded anew with the
-compiled one when a scheduled k came to take effect one step later, as in vLLM; tests by hand are in test_engine.py.
+compiled one when a scheduled k came to take effect one step later, as in vLLM; a test by hand is in test_engine.py.
 """
 
 from __future__ import annotations

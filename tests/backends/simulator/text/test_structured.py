@@ -70,14 +70,6 @@ def test_other_kinds_of_structured_output() -> None:
     assert isinstance(orjson.loads(json_text({"type": "json_object"}, "") or ""), dict)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_the_matching_tool_is_called(choice: Any) -> None:
-    call = tool_call(TOOLS, choice, "How is the weather in Oslo in kelvin?")
-    assert call is not None
-    assert call.name == "get_weather"
-    assert orjson.loads(call.text[call.start : call.end]) == {"city": "Oslo", "unit": "kelvin"}
-
-
 def test_auto_calls_no_tool_if_none_matches() -> None:
     assert tool_call(TOOLS, "auto", "Tell me a joke") is None
     assert tool_call(TOOLS, "required", "Tell me a joke") is not None
