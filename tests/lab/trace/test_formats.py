@@ -352,6 +352,21 @@ def test_vllm_says_prompts_and_lengths(tmp_path: Path) -> None:
     assert [(one.prompt, one.output_tokens) for one in records] == [("Say hello.", 12), ("And?", None), ("Bye.", None)]
 
 
+@pytest.mark.parametrize("form", ["mooncake", "sharegpt", "weka", "vllm", "bailian"])
+def test_a_field_of_another_type_breaks_its_line_alone(tmp_path: Path, form: str) -> None:
+    (whole, *_) = SAMPLES[form].splitlines(keepends=True)
+    document = orjson.loads(whole)
+    strange: list[object] = [None, [[]], {"a": [1]}, "9" * 5000, -1, [10**18]]
+    inner = document.get("conversations") or document.get("requests") or [{}]
+    lines_of = [lines({**document, key: value}) for key in document for value in strange]
+    for name in ("conversations", "requests"):
+        if name in document:
+            lines_of += [lines({**document, name: [{**inner[0], key: value}]}) for key in inner[0] for value in strange]
+    path = written(tmp_path, b"".join([*lines_of, whole]))
+    records, _ = read(path, format=form, units=Units("ms", 512) if form == "mooncake" else Units())
+    assert records[-1].prompt_tokens == read(written(tmp_path, whole), format=form)[0][-1].prompt_tokens
+
+
 def test_turns_of_a_session_follow_the_answers_before_them(tmp_path: Path) -> None:
     records, _ = read(written(tmp_path, SAMPLES["aiperf"]))
     assert [(one.session, one.arrived_at, one.think_time_s) for one in records] == [
