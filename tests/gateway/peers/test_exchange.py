@@ -96,7 +96,7 @@ async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer
         finally:
             (redis.start if how == "killed" else redis.thaw)()
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
-        assert one.peers_seen() == two.peers_seen() == 1
+        await eventually(lambda: one.peers_seen() == two.peers_seen() == 1)
 
 
 async def test_other_things_in_the_hash_are_ignored(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
