@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from backends.engine import Processes
@@ -10,7 +12,7 @@ from backends.engine_metrics import EngineMetrics, total
 A, B = 100.0, 7.0  # when two processes started: the later one need not be the newer one's clock
 
 
-def page(tokens: int, started_s: float = 0.0, **values: int) -> EngineMetrics:
+def page(tokens: int, started_s: float = 0.0, **values: Any) -> EngineMetrics:
     return EngineMetrics(generation_tokens=tokens, started_s=started_s, **values)
 
 

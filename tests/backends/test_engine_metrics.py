@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -175,7 +176,8 @@ def counted(before: EngineMetrics, after: EngineMetrics) -> CountedAcceptance:
 
 
 def test_steps_that_drafted_nothing_count_with_and_without_a_count_of_steps() -> None:
-    found = counted(replace(NGRAM, **dict.fromkeys(COUNTS, 0)), NGRAM)
+    nothing: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    found = counted(replace(NGRAM, **nothing), NGRAM)
     assert found.tokens_per_step == pytest.approx(5244 / 3543)
     assert found.rate == pytest.approx(1714 / 2801)
     older = replace(NGRAM, later_steps=None)

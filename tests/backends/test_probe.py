@@ -173,7 +173,7 @@ async def test_an_engine_is_asked_for_its_default_temperature(
         await wire.send(head + text)
 
     async with Upstream("a", "m") as upstream:
-        upstream.behaviour = answer  # type: ignore[assignment]
+        upstream.behaviour = answer
         assert await default_temperature(upstream.url) == expected
     assert asked == [{"model": "m", "input": "Hi", "max_output_tokens": 1, "store": False}]
 

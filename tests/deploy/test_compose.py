@@ -15,7 +15,8 @@ from backends.speculation import Method
 from gateway.config.load import load_pool
 from lab.plan.memory import fit
 from lab.plan.mixes import DRAFTS
-from tests.support.deploy_tools import DEPLOY, ROOT, options_of_gateway, run, vllm_options
+from tests.support.deploy_tools import DEPLOY, options_of_gateway, run, vllm_options
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

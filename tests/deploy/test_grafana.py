@@ -26,7 +26,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def test_the_files_are_what_the_script_makes() -> None:
-    command = [sys.executable, GRAFANA / "build.py", "--check"]
+    command = [sys.executable, str(GRAFANA / "build.py"), "--check"]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0, "run deploy/grafana/build.py"
 
 

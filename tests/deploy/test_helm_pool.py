@@ -10,8 +10,9 @@ import yaml
 
 from backends.speculation import Method, serve_config
 from gateway.config.load import load_pool
-from tests.support.deploy_tools import ROOT, options_of_gateway, vllm_options
+from tests.support.deploy_tools import options_of_gateway, vllm_options
 from tests.support.helm_chart import SETS, container, of_kind, pod, render, said_by, values_of
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ import json
 import re
 import tomllib
 
-from tests.support.deploy_tools import DEPLOY, ROOT, run
+from tests.support.deploy_tools import DEPLOY, run
+from tests.support.paths import ROOT
 
 DOCKERFILE = DEPLOY / "Dockerfile"
 

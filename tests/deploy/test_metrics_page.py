@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.health import State
 from gateway.routing.series import OUTCOMES, temperature_bucket
-from tests.support.deploy_tools import ROOT
+from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/metrics.md").read_text().replace("*replica*", "model, backend, method")
 

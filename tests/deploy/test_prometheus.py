@@ -18,8 +18,9 @@ import pytest
 from backends.launch.ports import free_port
 from tests.deploy.test_grafana import DASHBOARDS, expressions
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.deploy_tools import DEPLOY, ROOT, replaced, tool
+from tests.support.deploy_tools import DEPLOY, replaced, tool
 from tests.support.front_proxy import proxy_process
+from tests.support.paths import ROOT
 from tests.support.registered_metrics import sample_names
 from tests.support.stepping_engine import SteppingEngine
 from tests.support.upstream import Wire

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import DEPLOY, ROOT, run
+from tests.support.deploy_tools import DEPLOY, run
+from tests.support.paths import ROOT
 from tests.support.registered_metrics import sample_names
 
 pytestmark = pytest.mark.slow

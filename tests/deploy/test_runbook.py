@@ -12,7 +12,7 @@ import yaml
 
 from tests.gateway.conftest import MODEL
 from tests.support.command import ADMIN_KEY, gateway_command, until
-from tests.support.deploy_tools import ROOT
+from tests.support.paths import ROOT
 from tests.support.registered_metrics import sample_names
 from tests.support.upstream import upstreams_in_thread
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from backends.launch.supervisor import GROUP_END_S, LaunchSpec
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
-from tests.support.deploy_tools import DEPLOY, ROOT, run
+from tests.support.deploy_tools import DEPLOY, run
+from tests.support.paths import ROOT
 
 UNIT, SOCKET = DEPLOY / "gateway.service", DEPLOY / "gateway.socket"
 

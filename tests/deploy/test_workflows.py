@@ -13,8 +13,9 @@ import helm_python as helm
 import pytest
 import yaml
 
-from tests.support.deploy_tools import ROOT, run
+from tests.support.deploy_tools import run
 from tests.support.helm_chart import CHART, pod, render
+from tests.support.paths import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 

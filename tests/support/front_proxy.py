@@ -27,7 +27,7 @@ PAUSE_S = 1.5
 PROMPT_S = 10.0
 """How long a chunk may take to the client, and its leaving to the engine: less than the gateway's own time-out."""
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "timeouts": {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 30.0},
     "server": {"drain_s": 2.0, "max_body_mib": 1.0, "max_unfinished_mib": 4.0},
 }

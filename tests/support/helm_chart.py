@@ -8,7 +8,8 @@ import helm_python as helm
 import yaml
 
 from gateway.discovery.inference_pool import Pod
-from tests.support.deploy_tools import DEPLOY, ROOT
+from tests.support.deploy_tools import DEPLOY
+from tests.support.paths import ROOT
 
 CHART = DEPLOY / "helm/speculation-gateway"
 VALUES = ROOT / "tests/deploy/helm_values"

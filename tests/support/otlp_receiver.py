@@ -18,7 +18,7 @@ from tests.support.upstream import Wire, upstreams_in_thread
 def plain(attributes: Any) -> dict[str, Any]:
     """Return attributes as a dict."""
     pairs: list[KeyValue] = list(attributes)
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
 
 
 @dataclass

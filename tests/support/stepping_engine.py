@@ -189,7 +189,7 @@ class SteppingEngine:
                     shown = {"delta": {field: text}}
                 choice = {"index": index, **shown, "logprobs": None, "finish_reason": "length" if is_last else None}
                 is_alone = not (asks or self.forces) or self.tells != "event"
-                last = {"system_fingerprint": FINGERPRINT} if is_last and is_alone else {}
+                last: dict[str, Any] = {"system_fingerprint": FINGERPRINT} if is_last and is_alone else {}
                 if is_last and asks and self.tells == "finish":
                     last = {"usage": self._usage(body)} | last
                 yield _event(head | {"choices": [choice]} | running | last)

@@ -7,8 +7,9 @@ import pytest
 from backends.calibration.base_engines import base_engines
 from backends.calibration.calibration import Calibration, Drafting
 from backends.calibration.files import calibration_names
+from backends.calibration.gpus import gpus
 from backends.calibration.load import load_calibration
-from backends.calibration.scaling import gpus, scaled
+from backends.calibration.scaling import scaled
 from backends.speculation import Method
 
 GPU_CALIBRATIONS = [load_calibration(name) for name in calibration_names() if name != "tiny-cpu"]

@@ -47,7 +47,7 @@ def _backends() -> list[Backend]:
 
 def _model(name: str) -> Model:
     kind = policies()[name]
-    return Model("m", kind(kind.Settings()), 1.0, {backend.name: None for backend in _BACKENDS})  # type: ignore[misc]
+    return Model("m", kind(kind.Settings()), 1.0, {backend.name: None for backend in _BACKENDS})
 
 
 _BACKENDS = _backends()

@@ -19,7 +19,8 @@ from gateway.cli.check import read_pool
 from gateway.cli.output import say_json
 from gateway.config.load import load_pool
 from gateway.routing.keys import digest
-from tests.support.command import ADMIN_KEY, ROOT, gateway_command, until
+from tests.support.command import ADMIN_KEY, gateway_command, until
+from tests.support.paths import ROOT
 from tests.support.waiting import TIMEOUT_S
 
 SMALL = """\

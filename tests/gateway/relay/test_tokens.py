@@ -87,7 +87,7 @@ async def test_every_kind_of_answer_is_taken_for_what_it_is(api: str, reports: b
             cell, seen = f"{kind}, stream {stream}, asks {asks}", len(ends.ended)
             body = body_of(api, kind, stream=stream, asks=asks)
             response = await running.client.post(api, json=body, headers=headers)
-            await running.until(lambda seen=seen: len(ends.ended) > seen)  # type: ignore[misc]
+            await running.until(lambda seen=seen: len(ends.ended) > seen)
             choices, outcome, ended = body.get("n", 1), ends.last, ends.ended[-1]
             assert response.status_code == 200, cell
             assert (b'"usage"' in response.content) == (not stream or asks or api in {RESPONSES, MESSAGES}), cell

@@ -28,7 +28,7 @@ async def load(running: Running, **adapters: list[str]) -> None:
     for name, loaded in adapters.items():
         running.upstreams[name].adapters = loaded
     for name, loaded in adapters.items():
-        await running.until(lambda name=name, loaded=loaded: running.backend(name).engine.said.adapters == {*loaded})  # type: ignore[misc]
+        await running.until(lambda name=name, loaded=loaded: running.backend(name).engine.said.adapters == {*loaded})
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
 from tests.lab.pool import pool_of
-from tests.support.command import ROOT, Command, gateway_command, until
+from tests.support.command import Command, gateway_command, until
+from tests.support.paths import ROOT
 from tests.support.stepping_engine import SteppingEngine
 from tests.support.upstream import Wire, upstreams_in_thread
 from tests.support.waiting import eventually_blocking
@@ -133,7 +134,7 @@ def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
 
     with upstreams_in_thread(["a"], "m", third_hangs) as [server]:
         live = ("--live", f"first={server.url}", "--live", f"second={server.url}", "--json", out)
-        command = [sys.executable, "-m", "gateway", "replay", trace, *live]
+        command = [sys.executable, "-m", "gateway", "replay", *map(str, (trace, *live))]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             eventually_blocking(lambda: streams == 3)
             process.send_signal(signal.SIGINT)

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -26,7 +27,9 @@ FEW = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1)
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     chat = TraceRecord(temperature=0.0, workload="chat")
-    sizes = [{"prompt_tokens": 100 + number % 400, "output_tokens": 50 + number % 90} for number in range(800)]
+    sizes: list[dict[str, Any]] = [
+        {"prompt_tokens": 100 + number % 400, "output_tokens": 50 + number % 90} for number in range(800)
+    ]
     write_trace(path, [replace(chat, arrived_at=0.2 * number, **each) for number, each in enumerate(sizes)])
     return path
 

@@ -20,7 +20,7 @@ def played(e2e_s: np.ndarray, number: np.ndarray | None = None, arrived_s: np.nd
     number = np.arange(count) if number is None else number
     return Replayed(
         e2e_s, 0.1 * e2e_s, np.full(count, np.nan), 1 + number % 100, np.zeros(count, np.int64), 0, 1.0, number,
-        0.5 * number if arrived_s is None else arrived_s,
+        np.asarray(0.5 * number if arrived_s is None else arrived_s, np.float64),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -382,7 +383,12 @@ def test_turns_of_a_session_follow_the_answers_before_them(tmp_path: Path) -> No
 
 
 def test_what_a_proxy_logged_has_times_and_what_its_cache_answered_took_no_engine(tmp_path: Path) -> None:
-    others = [{"cache_hit": "True"}, {"call_type": "aembedding"}, {"status": "failure"}, {"messages": CHAT[:2]}]
+    others: list[dict[str, Any]] = [
+        {"cache_hit": "True"},
+        {"call_type": "aembedding"},
+        {"status": "failure"},
+        {"messages": CHAT[:2]},
+    ]
     path = written(tmp_path, orjson.dumps([SPENT | {"startTime": "2026-01-05 10:00:03.500Z"} | one for one in others]))
     assert detect_format(path) == "litellm"
     cached, embedded, failed, told = read(path)[0]

@@ -18,7 +18,7 @@ def tokens_of(stored: str) -> int:
 
 
 def described(body: dict[str, Any], parts: PartTokens | None = None, client: str = "") -> RequestFeatures:
-    told = {"model": "m", "default_temperature": 0.6, "qps": 0.0, "in_flight": 0}
+    told: dict[str, Any] = {"model": "m", "default_temperature": 0.6, "qps": 0.0, "in_flight": 0}
     return describe(Endpoint.CHAT, body, **told, client=client, parts=parts, stored=tokens_of)
 
 

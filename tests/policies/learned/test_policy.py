@@ -233,7 +233,7 @@ def test_the_table_can_be_read_as_rules() -> None:
 def test_no_rule_is_made_of_a_kind_that_another_gateway_made_up(kind: tuple[str, str]) -> None:
     pool = taught()
     before = rules_of(pool.policy.known, pool.backends)
-    sums = {("eagle3:3", *kind, "", ""): (1e4, 1e4, 1e4, 1e4)}
+    sums: dict[tuple[str, ...], tuple[float, ...]] = {("eagle3:3", *kind, "", ""): (1e4, 1e4, 1e4, 1e4)}
     pool.policy.statistics.set_others_of(PER_STEP.name, int(pool.now_s // PER_STEP.epoch_s), sums)
     pool.fit()
     assert rules_of(pool.policy.known, pool.backends).settings.rules[-1].when == before.settings.rules[-1].when

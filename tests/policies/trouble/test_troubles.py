@@ -59,7 +59,7 @@ def where(share: float, feature: str, names: str) -> Truth:
 def test_a_feature_that_breaks_on_an_arm_is_found_by_name(share: float, most: int) -> None:
     for seed in range(5):
         world = World(where(share, "thinking", "ef"), seed)
-        asked = 0
+        asked = 0.0
         for _ in world.run(4000):
             buckets = world.troubles.statistics.buckets(TROUBLE).items()
             asked = sum(sums[0] for key, sums in buckets if key[0] == "mtp:2" and "thinking" in key[2].split("+"))

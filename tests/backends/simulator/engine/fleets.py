@@ -37,7 +37,7 @@ def next_step(engine: Fleet, now_s: float = 0.0) -> EngineStep:
 
 def steps_of(engine: Fleet, most: int = 1_000_000) -> list[EngineStep]:
     """Return the steps until all requests have ended, or so many."""
-    now_s, steps = 0.0, []
+    now_s, steps = 0.0, list[EngineStep]()
     while len(steps) < most and (step := engine.step(now_s)) is not None:
         now_s += step.duration_s
         steps.append(step)

@@ -35,7 +35,7 @@ LONG = [{"role": "user", "content": "word " * 5000}]
 
 @pytest.fixture(scope="module")
 def urls(simulator: Any) -> dict[str, str]:
-    return simulator.urls  # type: ignore[no-any-return]
+    return simulator.urls
 
 
 def post(url: str, **body: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from backends.calibration.calibration import Kind
@@ -24,7 +26,7 @@ def model() -> TargetModel:
     return text.load("a-model")
 
 
-def ask(model: TargetModel, question: str, limit: int = 1000, **how: int) -> Writing:
+def ask(model: TargetModel, question: str, limit: int = 1000, **how: Any) -> Writing:
     return model.write(model.tokenizer.chat_prompt([{"role": "user", "content": question}]), GREEDY, limit, **how)
 
 
