@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ("upgrade", "docs/upgrade.html#upgrade-and-roll-back"),
         ("install", "deploy/README.html#install"),
         ("503", "docs/runbook.html#by-symptom"),
-        ("LiteLLM", "docs/compared.html#how-it-stands-to-other-routers"),
+        ("LiteLLM", "docs/compared.html#how-it-compares-with-other-routers"),
     ],
 )
 def test_the_section_that_answers_comes_first(site: Site, words: str, address: str) -> None:
