@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; Ctrl-C ends it without a traceback also while it is imported."""
+    """Run the command; Ctrl-C exits without a traceback, even during the imports."""
     try:
         from gateway.cli.app import main as run
 

@@ -1,9 +1,9 @@
 """A gateway process, and the rooms that join it, each of which may be missing.
 
-A room observes exchanges, answers paths of the gateway's own, or works beside the requests. Each folder of
-`gateway.rooms` has one, in its `room.py`. Beside it are its section of the pool file (`settings.py`), its series
-(`series.yaml`) and its commands (`command.py`). A package adds its own by an entry point of the group
-`speculation_gateway.rooms`, which names a subclass of `Room`.
+A room observes exchanges, answers the gateway's own paths, or runs in the background. Each folder of `gateway.rooms`
+has one in its `room.py`, next to its section of the pool file (`settings.py`), its series (`series.yaml`) and its
+commands (`command.py`). A package adds its own through the entry point group `speculation_gateway.rooms`; each entry
+names a subclass of `Room`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _GROUP = "speculation_gateway.rooms"
 
 
 Trial = tuple[str, str, dict[str, Any] | None]
-"""Model, replica, and the speculative config that it tries; empty for none, None to end the trial."""
+"""Model, replica, and the speculative config to try; empty for no speculation, None to end the trial."""
 
 
 class Reload(Protocol):
-    """Reads the pool file again and applies it."""
+    """Reloads the pool file."""
 
     async def __call__(self, *, dry_run: bool, trial: Trial | None = None) -> list[str]:
-        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
+        """Return what changed, or would change, one line per key; raise `ReloadError` if the file is refused."""
 
 
 @dataclass(slots=True)
@@ -63,23 +63,23 @@ class Gateway:
     pool: Pool
     relay: RelayContext
     metrics: Registry
-    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
+    admin_access: Access | None  # access rules of the admin address; None if clients share it
     state: State  # state that outlives the process and is shared with others
     peers: Peers  # the other processes that serve the pool, as known to this one
-    peer_exchanges: Sequence[PeerExchange]  # of reports with them
+    peer_exchanges: Sequence[PeerExchange]  # exchanges of reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
-    # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
+    # One for each replaced relay: frees what it held, and returns whether its requests have ended.
     leaving: list[Callable[[], bool]] = field(default_factory=list)
-    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
+    # Reloads the pool file, or reports what that would change; None if this process was started without one.
     reload: Reload | None = None
     # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
     launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    rooms: list[Room] = field(default_factory=list)  # what joins it
+    rooms: list[Room] = field(default_factory=list)  # rooms that have joined it
     # Called after each change of the other attributes.
     on_change: list[Callable[[], None]] = field(default_factory=list)
 
     def take_over(self, later: Gateway, versions: dict[str, PolicyVersions]) -> None:
-        """Serve with the parts of a later gateway that its settings determine, and with these policy versions."""
+        """Adopt the parts of a later gateway that depend on its settings, and these policy versions."""
         self.settings, self.models, self.relay = later.settings, later.models, later.relay
         self.admin_access, self.policy_versions = later.admin_access, versions
 
@@ -89,66 +89,66 @@ class Gateway:
 
 
 class Page(NamedTuple):
-    """A page for browsers, to which `/` leads; all below its path belongs to it."""
+    """A page for browsers, to which `/` redirects; it owns all paths below its own."""
 
     path: str
-    title: str  # as it is told at the start
+    title: str  # as printed at the start
 
 
 class Beside(NamedTuple):
-    """An address at which a room serves something else than HTTP."""
+    """An address at which a room serves something other than HTTP."""
 
     name: str
     address: str  # host and port
-    option: str  # which sets it
+    option: str  # setting of the address
     tls: TlsSettings | None
-    line: str  # told at the start, with the address in place of braces
+    line: str  # printed at the start, with the address in place of braces
 
 
 class Companion(Protocol):
-    """What serves there."""
+    """The server at that address."""
 
     async def start(self, opened: socket.socket) -> None:
         """Serve at the address of a bound socket."""
 
     def drain(self) -> None:
-        """Show that no more requests should come."""
+        """Signal that no more requests should be sent."""
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and wait for what is in flight."""
+        """Accept nothing more, and wait for requests in flight."""
 
 
 class Room:
-    """What joins a gateway process. Each method does nothing unless a subclass overrides it.
+    """Base class of the rooms of a gateway process. Each method does nothing unless a subclass overrides it.
 
     Attributes
     ----------
     gateway
         The gateway process; its attributes change with its settings.
     running
-        What it does beside the requests at present, which its end cancels.
+        Its current background task, which `stop` cancels.
     order
         Its place among the rooms of `gateway.rooms`: those with lower numbers observe first.
     work
-        The kinds of its work beside the requests, whose failures are counted.
+        The kinds of its background work, whose failures are counted.
     restart_keys
-        Beginnings of the keys of the pool file of which it takes note at a start only.
+        Prefixes of the keys of the pool file that it reads only at the start.
     rescuer_for
-        What goes on with the streams of requests elsewhere; None if it does not.
+        Returns what resumes a request's stream at another backend; None if it does not do that.
     reporter
-        What reports requests outside; None if it does not.
+        Reports requests to the outside; None if it does not do that.
     own_keys
-        Keys of a backend that concern no process of an engine, but this room.
+        Keys of a backend that concern only this room, not the engine's process.
     command_section
-        Section of the pool file that counts only for its command.
+        Section of the pool file that only its command uses.
     keep_prompt_bytes
-        Size of the largest body whose prompt is to be kept until the exchange has ended.
+        Size of the largest body whose prompt is kept until the exchange ends.
     keeps_texts
-        Whether it keeps the texts of requests, so that operators may see them.
+        Whether it keeps texts of requests, which operators may then see.
     needs_scores
-        Whether decisions are to have the scores of all candidates.
+        Whether it needs the scores of all candidates in decisions.
     page
-        A page that it has.
+        Its page for browsers.
     """
 
     order: ClassVar[int] = 0
@@ -169,32 +169,32 @@ class Room:
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
-        """Return whether it is to join a process that is started with these settings."""
+        """Return whether it joins a process that starts with these settings."""
         return True
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
-        """Return why the room cannot do what the settings say; empty if it can. Creates nothing."""
+        """Return why the room cannot do what the settings ask; empty if it can. Must not create anything."""
         return ""
 
     @staticmethod
     def drawn(settings: PoolSettings) -> Mapping[str, BaseModel]:
-        """Return sections of the settings with what is drawn at the start, for all workers and until the end."""
+        """Return sections of the settings with values drawn at the start, which all workers keep until the end."""
         return {}
 
     @staticmethod
     def client_paths(settings: PoolSettings) -> Mapping[str, int]:
-        """Return paths of clients that it answers, with all below them, and the largest body of each in bytes."""
+        """Return the client paths that it answers, including all below them, and the largest body of each in bytes."""
         return {}
 
     @staticmethod
     def shows_page(settings: PoolSettings) -> bool:
-        """Return whether its page is answered at present."""
+        """Return whether its page is currently served."""
         return True
 
     @staticmethod
     def public_paths(settings: PoolSettings) -> tuple[str, ...]:
-        """Return beginnings of paths below `/admin` that may be read without a key."""
+        """Return prefixes of paths below `/admin` that may be read without a key."""
         return ()
 
     @staticmethod
@@ -203,35 +203,35 @@ class Room:
         return None
 
     def companion(self, own: ASGIApp) -> Companion | None:
-        """Return what serves at the address `beside`; `own` answers the gateway's own paths."""
+        """Return the server at the address `beside`; `own` answers the gateway's own paths."""
         return None
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add paths, for which `gateway.routing.access` checks the keys."""
+        """Add routes; `gateway.routing.access` checks their keys."""
 
     def follow(self) -> Mapping[str, Follower]:
-        """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
+        """Return the follower of each model's exchanges; called at the start, and after each change of the settings."""
         return {}
 
     def narrow(self) -> Mapping[str, Narrowing]:
-        """Return what narrows the candidates of a model's requests before its policy chooses; called as `follow` is."""
+        """Return what narrows each model's candidates before its policy chooses; called when `follow` is."""
         return {}
 
     def start(self) -> None:
-        """Start what goes on beside the requests."""
+        """Start the background work."""
 
     async def stop(self) -> None:
-        """End it; called when no request is in flight."""
+        """Stop the background work; called when no request is in flight."""
         if self.running is not None:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
 
     def tick(self) -> None:
-        """Do what is due, and update the series; called every half second, and before the series are read."""
+        """Do periodic work, and update the series; called every half second, and before the series are read."""
 
 
 def rooms() -> list[type[Room]]:
-    """Return the rooms that there are, in the order in which they observe an exchange; those of others come last."""
+    """Return the rooms in the order in which they observe an exchange; those of other packages come last."""
     modules = [import_module(f"{packages.__name__}.{each.name}.room") for each in iter_modules(packages.__path__)]
     own = [each for module in modules for each in vars(module).values() if _is_room_of(module.__name__, each)]
     return [*sorted(own, key=lambda room: room.order), *(entry.load() for entry in entry_points(group=_GROUP))]
@@ -242,7 +242,7 @@ def _is_room_of(module: str, member: object) -> TypeGuard[type[Room]]:
 
 
 def join(gateway: Gateway) -> None:
-    """Connect the rooms to the exchanges of the models that there are now."""
+    """Connect the rooms to the exchanges of the current models."""
     rooms, relay = gateway.rooms, gateway.relay
     for model in gateway.models.values():
         if model.explainer is not None:

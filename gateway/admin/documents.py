@@ -1,4 +1,4 @@
-"""Documents that an operator changes: errors of the store become answers."""
+"""Stores documents that an operator changes; errors of the store become HTTP errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.state.store import StateError
 
 
 async def put_next(documents: Documents, name: str, text: str) -> Document:
-    """Store the next version of a document; 409 if another process has changed it, 503 if it cannot be stored."""
+    """Store the next version of a document; raise 409 if another process changed it, 503 if the store fails."""
     stored = documents.get(name)
     try:
         return await documents.put(name, text, after=0 if stored is None else stored.version)

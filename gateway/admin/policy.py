@@ -32,7 +32,7 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
     @router.get("/policy")
     async def policy() -> dict[str, Any]:
-        """Return for each model what decides, the versions of its rules, the pinned one, and what was learned."""
+        """Return what decides for each model, the versions of its rules, the pinned one, and what was learned."""
         models: dict[str, dict[str, Any]] = {}
         for name, model in [*gateway.models.items()]:
             models[name] = {"policy": model.policy.name}
@@ -58,7 +58,7 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
     @router.post("/policy/distill")
     async def distill(reference: ModelReference) -> dict[str, Any]:
-        """Write what the policy has learned as rules, the next version; they decide once pinned."""
+        """Distill what the policy has learned into the next version of the rules; they decide once pinned."""
         versions = versions_of(gateway, reference.model)
         rules, document = await versions.distill(list(gateway.pool.of(versions.name)))
         return {
@@ -84,7 +84,7 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
     @router.post("/policy/rollback")
     async def rollback(reference: ModelReference) -> dict[str, Any]:
-        """Route by what decided before the last pin or unpin; a second time goes forward again."""
+        """Undo the last pin or unpin; a second rollback undoes the first."""
         versions = versions_of(gateway, reference.model)
         await versions.rollback()
         return _description(versions)
@@ -101,7 +101,7 @@ def _description(versions: PolicyVersions) -> dict[str, Any]:
 
 
 def versions_of(gateway: Gateway, name: str | None) -> PolicyVersions:
-    """Return the versions of a model; None stands for the only one that has some."""
+    """Return the versions of a model; with None, those of the only model that has any."""
     learning = gateway.policy_versions
     if name is None and len(learning) == 1:
         return next(iter(learning.values()))

@@ -74,7 +74,7 @@ class PolicyVersions:
         self.documents.unwatch(self._document("thaw"))
 
     def pin(self) -> Pin:
-        """Return the current pin; none if there is none that can be read."""
+        """Return the current pin; an empty one if none is stored, or it cannot be read."""
         document = self.documents.get(self._document("pin"))
         with contextlib.suppress(ValidationError):
             return Pin() if document is None else Pin.model_validate_json(document.text)
@@ -94,7 +94,7 @@ class PolicyVersions:
         return matching[-1]
 
     async def find_rules(self, version: int) -> Document:
-        """Return one version of the rules, waiting for one that another process may just have stored."""
+        """Return one version of the rules; wait for it if another process may just have stored it."""
         end_s = time.monotonic() + _PROPAGATION_S
         while True:
             latest = self.documents.get(self._document("rules"))
@@ -108,7 +108,7 @@ class PolicyVersions:
         return in_words(self.policy.known, candidates) if isinstance(self.policy, Learned) else []
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Rules, Document]:
-        """Write rules from what the policy has learned as the next version, without pinning it."""
+        """Distill what the policy has learned into the next version of the rules, without pinning it."""
         learned = self._learned()
         try:
             rules = await asyncio.to_thread(rules_of, learned.known, candidates)
@@ -127,7 +127,7 @@ class PolicyVersions:
         await self._put(self._document("pin"), Pin(version=version, rules=rules).model_dump_json())
 
     async def rollback(self) -> None:
-        """Pin what was pinned before the last change of the pin; of the first, let the policy itself decide again."""
+        """Restore the pin before its last change; if that was the first, let the policy itself decide again."""
         self._learned()
         history = self.documents.history(self._document("pin"))
         if not history:

@@ -37,7 +37,7 @@ class BackendReference(BaseModel):
 
 
 class TrialReference(BackendReference):
-    """How a replica that the gateway starts is to speculate for now: `{}` for not at all, null as the file says."""
+    """How a replica that the gateway starts should speculate for now: `{}` not at all, null as the pool file says."""
 
     speculative_config: dict[str, Any] | None
 
@@ -48,11 +48,11 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "failed": (500, "reload_failed"),
 }
 _SHOWN = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
-"""Of a decision: not the policy's private memo, and not the candidates, which are shown beside it."""
+"""Fields of a decision to show: all but the policy's private memo, and the candidates, which are shown beside it."""
 _NOT_SHOWN: Any = {
     "keys": {"__all__": {"key", "sha256"}},
     "admin": {"key", "sha256"},
-    "models": {"__all__": {"backends": {"__all__": {"serve": {"env"}}}}},  # where tokens of hubs are
+    "models": {"__all__": {"backends": {"__all__": {"serve": {"env"}}}}},  # may hold tokens of model hubs
 }
 
 
@@ -102,12 +102,12 @@ def admin_router(gateway: Gateway) -> APIRouter:
     async def reload(
         dry_run: Annotated[bool, Query(description="Only check the pool file, and tell what would change")] = False,
     ) -> dict[str, Any]:
-        """Read the pool file again, and apply it as a whole or not at all; requests in flight are not disturbed."""
+        """Reload the pool file, as a whole or not at all; requests in flight are not disturbed."""
         return {"dry_run": dry_run, "changes": await _reloaded(gateway, dry_run=dry_run)}
 
     @router.post("/try")
     async def try_(trial: TrialReference) -> dict[str, Any]:
-        """Start the engine of a replica anew, to speculate otherwise than the pool file says; null ends that."""
+        """Restart a replica's engine with another `speculative_config` than the pool file's; null ends the trial."""
         wanted = trial.model, trial.backend, trial.speculative_config
         return {"changes": await _reloaded(gateway, trial=wanted)}
 
@@ -244,7 +244,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
 
 
 def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) -> str:
-    """Return what is said of a backend: by the policy, of its drafter's limit, and of what goes wrong there."""
+    """Return the note on a backend: the policy's, its drafter's limit, and any trouble there."""
     risk = routed.model.troubles.risk(routed.features, backend)
     wrong = "" if risk is None else str(risk)
     if assessed is None:

@@ -1,7 +1,7 @@
-"""The addresses that a text names, whatever it is: another router's configuration, its flags, or a script.
+"""Finds the addresses in any text: another router's configuration, its flags, or a script.
 
-It is not understood, but searched: for URLs, for hosts with a port, and for pairs of the two. Variables that are set in
-the text, or in the environment, are replaced before.
+The text is searched, not parsed: for URLs, for hosts with a port, and for a host and a port on separate keys. Variables
+that the text or the environment sets are substituted first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMAND: Final = re.compile(r"\$\((?!seq )[^()]*\)")
 _UNSET: Final = re.compile(
     r"""(?:://[^\s"']*|(?:url|worker|backend|server|endpoint|base)s?["']?[\s=:]+["']?)\0(\w+)\0"""
 )
-_MOST_FORMS: Final = 64  # of a line, by the values of its variables
+_MOST_FORMS: Final = 64  # per line: combinations of its variables' values
 
 _KEY: Final = re.compile(r"""(?<![\w.-])[\w.-]++(?=["']?\s*[=:\s])""")
 _SETTING: Final = re.compile(
@@ -52,21 +52,21 @@ _SETTING: Final = re.compile(
     r"|max[-_](?:parallel|concurrent)|timeout",
     re.IGNORECASE,
 )
-"""Keys, limits and weights, which are not taken over."""
+"""Keys, limits and weights, which are not copied."""
 _OFF: Final = re.compile(r"""["']?\s*[=:\s]\s*["']?(?:false|off|no|none|null|0|""|'')\b""", re.IGNORECASE)
 _OF_ENGINES: Final = frozenset(
     ("chunked", "chunk", "partial", "long", "max", "min", "num", "attention", "tokens", "size", "delayer", "backend")
 )
-"""What stands beside `prefill` in options of an engine that does both."""
+"""Words next to `prefill` in options of an engine that also decodes."""
 _DISKS: Final = frozenset({"ssd", "standard", "balanced", "extreme"})
 
 _Parts = dict[str, tuple[int, list[str], str]]
-"""Of hosts and ports that stand apart, by what is before these words: the last line, the hosts, and the port."""
+"""Hosts and ports on separate keys, by the prefix of those keys: the last line, the hosts, and the port."""
 
 
 @dataclass(slots=True)
 class Addresses:
-    r"""What texts name.
+    r"""The addresses found in texts.
 
     Examples
     --------
@@ -76,12 +76,12 @@ class Addresses:
     {'http://10.0.0.1:8000': 'a.sh, line 2', 'http://10.0.0.2:8000': 'a.sh, line 2'}
     """
 
-    places: dict[str, str] = field(default_factory=dict)  # file and line of each URL, in their order
-    unset: dict[str, str] = field(default_factory=dict)  # of addresses that hang on a variable: its name, by the place
-    settings: dict[str, str] = field(default_factory=dict)  # keys, limits, weights: where each is, by its name
+    places: dict[str, str] = field(default_factory=dict)  # file and line of each URL, in order
+    unset: dict[str, str] = field(default_factory=dict)  # variables without a value, by the place of their address
+    settings: dict[str, str] = field(default_factory=dict)  # places of keys, limits and weights, by name
 
     def search(self, text: str, name: str) -> None:
-        """Add what a text names; raise `UsageError` if it describes replicas that only prefill."""
+        """Add the addresses in a text; raise `UsageError` if it describes replicas that only prefill."""
         own = {f"http://{name}" for name in re.findall(r"\bupstream\s+([\w.-]+)\s*\{", text)}
         values: dict[str, list[str]] = {}
         parts: _Parts = {}
@@ -108,7 +108,7 @@ class Addresses:
 
 
 def _apart(line: str) -> str:
-    """Return the word of a line that says that some replicas only prefill; empty without one."""
+    """Return the word of a line which says that some replicas only prefill; empty if none does."""
     for match in re.finditer(r"[A-Za-z\d][\w-]*", line):
         parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", match[0])]
         joined, others = "".join(parts), set(parts)
@@ -121,7 +121,7 @@ def _apart(line: str) -> str:
 
 
 def _forms(line: str, values: dict[str, list[str]]) -> Iterator[str]:
-    """Yield a line with each combination of the values of its variables; one that has none is between zero bytes."""
+    """Yield a line with each combination of its variables' values; put a variable without one between zero bytes."""
     line = _SUM.sub(lambda match: "$((" + re.sub(r"\$?\b([A-Za-z_]\w*)", r"$\1", match[1]) + "))", line)
     options: dict[str, list[str]] = {}
     for match in _REFERENCE.finditer(line):
@@ -151,7 +151,7 @@ def _counted(match: re.Match[str]) -> str:
 
 
 def _whole(form: str) -> Iterator[str]:
-    """Yield the URLs of a line, also of hosts with a port."""
+    """Yield the URLs of a line, including those of hosts with a port."""
     for scheme, host, port in _URL.findall(form):
         yield from _checked(scheme, host, port[1:])
     for host, port in _PLACE.findall(form):
@@ -162,7 +162,7 @@ def _whole(form: str) -> Iterator[str]:
 
 
 def _paired(form: str, number: int, parts: _Parts) -> Iterator[str]:
-    """Yield the URLs of hosts and ports that stand apart, by the names of their keys."""
+    """Yield the URLs of hosts and ports on separate keys, paired by the names of those keys."""
     for before, key, value in _PART.findall(form):
         name = before.strip("-_.").lower()
         since, hosts, port = parts.pop(name, (number, list[str](), ""))

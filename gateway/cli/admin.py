@@ -1,4 +1,4 @@
-"""The `/admin` endpoints of a running gateway, for the commands that ask and steer one."""
+"""The `/admin` endpoints of a running gateway, for the commands that query or control it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_HELP = (
 
 
 def _base(url: str) -> str:
-    """Return the address of a gateway, also where the OpenAI clients' base URL is given."""
+    """Return the address of a gateway; the base URL of OpenAI clients is accepted too."""
     return (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
 
 
@@ -30,14 +30,14 @@ AdminKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The `/admin` endpoints of a running gateway; `model` goes with each question."""
+    """The `/admin` endpoints of a running gateway; `get` and `post` send `model` along."""
 
     url: str
     key: str
     model: str | None = None
 
     def get(self, path: str, **query: object) -> Any:
-        """Return the answer to a `GET`; exits 1 with a message where there is none."""
+        """Return the answer to a `GET`; without one, print a message and exit 1."""
         return self._request("GET", path, {"model": self.model, **query})
 
     def post(self, path: str, **fields: object) -> Any:
@@ -81,7 +81,7 @@ class Admin:
 
 
 class _Answer(dict[str, Any]):
-    """An object of an answer; a field that is not there ends the command, as who answers is no gateway."""
+    """A JSON object in an answer; a missing field ends the command, since no gateway sent it."""
 
     def __init__(self, fields: dict[str, Any], url: str) -> None:
         super().__init__(fields)

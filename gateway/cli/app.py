@@ -1,6 +1,6 @@
 """The command line: `gateway` serves a pool; everything else is a subcommand.
 
-This package registers its subcommands here; those of rooms only where the room is. Other packages, such as `lab`,
+This package registers its subcommands here, those of a room only if the room exists. Other packages, such as `lab`,
 register theirs through the entry point group `speculation_gateway.commands`; each entry names a function or a
 `typer.Typer`.
 """
@@ -36,7 +36,7 @@ _GROUPS = {
     "Operate": ("status", "drain", "resume", "reload", "explain", "policy", "advise", "compare", "canary"),
     "Measure and plan": ("replay", "plan", "tune", "calibrate", "trace"),
 }
-"""The groups of `gateway --help`, each in its order; what another package registers comes after them."""
+"""The groups of `gateway --help`, each in order; commands of other packages follow."""
 
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def main() -> None:
     """Run the installed command `gateway`."""
     try:
         app()
-    except OSError as error:  # as of a full disk below standard output
+    except OSError as error:  # such as a full disk behind standard output
         background.leave_stdout()
         say(f"gateway: {error}", err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`gateway check` and `gateway schema`: whether a pool file is right, without serving it."""
+"""`gateway check` and `gateway schema`: validate a pool file without serving it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def check(
 ) -> None:
     """Check a pool file and print its pool, without serving it. Exits 2 if there are errors.
 
-    What an engine does otherwise than the file says is a warning. With --probe each engine has a line, one that does
-    not answer is a warning too, and the command exits 1 if there are any. --json has errors and warnings with
-    their lines.
+    An engine that differs from the file is a warning. --probe prints a line per engine, also warns of each that does
+    not answer, and exits 1 after any warning. --json prints errors and warnings with their lines.
 
     \b
     gateway check
@@ -56,7 +55,7 @@ def check(
 
 
 def _checked(path: Path, *, engines: bool, probe: bool) -> tuple[list[str], list[Problem]]:
-    """Return what is to be said of a pool file without errors, and in what its engines differ from it."""
+    """Return the lines to print for a valid pool file, and how its engines differ from it."""
     settings = read_pool(path)
 
     from gateway.gateway import rooms
@@ -92,7 +91,7 @@ def schema() -> None:
 
 
 def read_pool(path: Path) -> PoolSettings:
-    """Return the settings of a pool file, with what it leaves to its place and its environment filled in."""
+    """Return the settings of a pool file, with the defaults from its path and the environment filled in."""
     from gateway.config.defaults import with_admin_key, with_state_file
     from gateway.config.load import load_pool
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def terminal_columns() -> int:
-    """Return the width of the terminal; without one, no bound, so that each line can be searched for."""
+    """Return the width of the terminal; without one, practically no bound, so that `grep` finds whole lines."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 

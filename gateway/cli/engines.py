@@ -1,4 +1,4 @@
-"""What running engines say of themselves, for `gateway init` and `gateway check`."""
+"""What running engines report about themselves, for `gateway init` and `gateway check`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gateway.dialects.usage import Usage, first_usage
 _TIMEOUT_S: Final = 2.0
 _LONGEST_S: Final = 10.0
 _SLOW_S: Final = 60.0
+"""For a few tokens, or all of its configuration: an engine's first answer may take ten."""
 _POLL_S: Final = 2.0
-"""Seconds for a few tokens, or all of its configuration: an engine's first answer may take ten."""
 _SAMPLE: Final = {"prompt": "Hi", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
 _LEAST_STEPS: Final = 200
 _ALL, _MANY = 0.995, 0.9
-"""Share of the steps from which a method drafts in each, and below which it does not."""
+"""Shares of steps with a draft: from the first on, an engine drafts in every step; below the second, it does not."""
 _LOADING = 503
 _BESIDE: Final = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
 _KEYS = tuple(SpeculativeConfig.model_fields)
@@ -41,7 +41,7 @@ _HEAD = ("engine", "vLLM", "speculation", "context", "prefix cache", "usage", "a
 
 @dataclass(slots=True)
 class Engine:
-    """What the engine of a backend says of itself."""
+    """What the engine of a backend reports about itself."""
 
     backend: Backend
     result: ProbeResult = field(default_factory=ProbeResult)
@@ -52,23 +52,23 @@ class Engine:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """Its metrics; those of an engine at rest if it has none."""
+        """Its metrics; those of an idle engine if it has none."""
         return self.result.engine or EngineMetrics()
 
     @property
     def is_loading(self) -> bool:
-        """Whether it may be an engine that does not answer yet."""
+        """Whether it may be an engine that is still loading."""
         return self.result.refused or self.result.late or self.result.status == _LOADING
 
     @property
     def method(self) -> Method | None:
-        """How it speculates, as far as it tells."""
+        """Its method, if it reports one."""
         if not self.metrics.speculates:
             return Method.BASELINE
         return method_named(str(self.told.get("method", "")))
 
     def config(self) -> dict[str, Any]:
-        """Return its `speculative_config`, as far as it tells; nothing for a baseline."""
+        """Return the part of its `speculative_config` that it reports; empty for a baseline."""
         if not self.metrics.speculates:
             return {}
         drafted = math.ceil(self.metrics.draft_tokens / max(1, self.metrics.drafts))
@@ -78,7 +78,7 @@ class Engine:
         return config | {key: self.told[key] for key in _KEYS if key not in left_out and self.told.get(key)}
 
     def notes(self) -> Iterator[str]:
-        """Yield what is to be known of it, and what its operator may have to do."""
+        """Yield what its operator should know about it, or may have to do."""
         metrics, usage = self.metrics, self.usage
         if self.is_several:
             yield SEVERAL
@@ -101,7 +101,7 @@ class Engine:
             yield "its answers do not say what was accepted: start it with --per-request-spec-decode-metrics summary"
 
     def _drafting(self) -> str:
-        """Return in how many steps it drafts, and which methods do so, as far as its steps are enough to tell."""
+        """Return the share of its steps in which it drafts, and which methods do that; empty after too few steps."""
         metrics = self.metrics
         steps = metrics.later_steps or 0
         if steps < _LEAST_STEPS:
@@ -111,7 +111,7 @@ class Engine:
         return f" in {share:.0%} of its steps{told if share >= _ALL or share < _MANY else ''}"
 
     def beside(self) -> str:
-        """Return the command of an engine of the same model that speculates otherwise."""
+        """Return the command for an engine of the same model that speculates differently."""
         card, names = self.said.card or {}, " ".join(map(shlex.quote, self.said.served))
         command = f"vllm serve {shlex.quote(str(card.get('root') or self.said.served[0]))} --served-model-name {names}"
         how = "" if self.metrics.speculates else f" --speculative-config {shlex.quote(_BESIDE)}"
@@ -129,7 +129,7 @@ class Engine:
 
 
 def ask(backends: Sequence[Backend], *, fully: bool) -> list[Engine]:
-    """Ask the engines of some backends; fully for all of it, with a request for a few tokens to each."""
+    """Query the engines of some backends; `fully` includes a request for a few tokens to each."""
 
     async def all_at_once() -> list[Engine]:
         return await asyncio.gather(*(_ask(each, fully=fully) for each in backends))
@@ -138,7 +138,7 @@ def ask(backends: Sequence[Backend], *, fully: bool) -> list[Engine]:
 
 
 def wait_for(backends: Sequence[Backend], most_s: float) -> None:
-    """Wait until none of some engines is still loading, but not longer than this; say what is waited for."""
+    """Wait until no engine is still loading, at most `most_s`; print which ones it waits for."""
     end_s, told = time.monotonic() + most_s, ""
     while loading := [each for each in ask(backends, fully=False) if each.is_loading]:
         waiting = "; ".join(f"{each.backend.url}: {each.result.problem}" for each in loading)
@@ -151,7 +151,7 @@ def wait_for(backends: Sequence[Backend], most_s: float) -> None:
 
 
 def table(engines: Sequence[Engine], places: Mapping[str, str] | None = None) -> list[str]:
-    """Return a line for each engine, and the head of those that answered; where others are named, by their URLs."""
+    """Return a table of the engines that answered, and a line for each other one; `places` says where URLs are from."""
     rows = [tuple(each.cells()) for each in engines if each.result.problem is None]
     lines = columns([_HEAD, *rows], left=3) if rows else []
     for each in engines:
@@ -162,7 +162,7 @@ def table(engines: Sequence[Engine], places: Mapping[str, str] | None = None) ->
 
 
 def differences(engines: Sequence[Engine], aliases: Mapping[str, Sequence[str]], *, fully: bool) -> Iterator[Issue]:
-    """Yield what is not as the pool file says; that an engine does not run only if it was asked fully."""
+    """Yield how engines differ from the pool file; that one does not run, only after a full query."""
     for model, others in aliases.items():
         members = [each for each in engines if each.backend.model == model]
         of_all = [misnamed(model, [each.result.serves for each in members])]
@@ -179,7 +179,7 @@ def differences(engines: Sequence[Engine], aliases: Mapping[str, Sequence[str]],
 
 
 def unlike(engines: Sequence[Engine]) -> str:
-    """Return that some engines of a model take requests that others refuse; empty if none does."""
+    """Return that some engines of a model accept requests that others reject; empty if none does."""
     lengths = {each.said.context_tokens for each in engines} - {0}
     if len(lengths) < 2:
         return ""
@@ -187,7 +187,7 @@ def unlike(engines: Sequence[Engine]) -> str:
 
 
 def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:
-    """Yield in what an engine is not as the pool file says, unless that is said of its model."""
+    """Yield how an engine differs from the pool file, unless that is reported for its model."""
     backend, where = engine.backend, ("speculative_config", "num_speculative_tokens")
     if engine.result.problem is not None and not is_said:
         yield Issue(("url",), engine.result.problem)

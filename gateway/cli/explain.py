@@ -48,7 +48,7 @@ def explain(
     else:
         fields |= {"model": model or _only_model(admin)}
         body = dumps(fields if temperature is None else fields | {"temperature": temperature}).encode()
-    given = fields if isinstance(fields, dict) else {}  # the gateway says what is wrong of anything else
+    given = fields if isinstance(fields, dict) else {}  # the gateway reports what is wrong with anything else
     known = next((path for field, path in _PATHS.items() if field in given), "/v1/chat/completions")
     answer = admin.send("/admin/explain", body, path=path or known)
     lines = _lines(answer)

@@ -26,8 +26,8 @@ def require(extra: str, *modules: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is there; the extra or the room that it is part of may not be."""
+    """Return whether a module is installed; its extra or its room may be missing."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that it is in
+    except ModuleNotFoundError:  # of its parent package
         return False

@@ -1,4 +1,4 @@
-"""What a command is given to read: a file, or standard input."""
+"""Reads the input of a command: a file, or standard input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.validation import UsageError
 
 
 def read_given(name: str, most_bytes: int) -> bytes:
-    """Return the bytes of a file, or of standard input for `-`; raise `UsageError` if there are none, or more."""
+    """Return the bytes of a file, or of standard input for `-`; raise `UsageError` if it is unreadable or longer."""
     try:
         data = sys.stdin.buffer.read(most_bytes + 1) if name == "-" else read_file(Path(name), most_bytes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`gateway init`: writes a pool file to begin from, of engines that run or of simulated replicas."""
+"""`gateway init`: writes a first pool file for running engines, or for simulated replicas."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def init(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every URL that is given answers.")] = False,
     wait_s: Annotated[float, typer.Option(metavar="S", min=0, help="Most seconds that --wait waits.")] = _WAIT_S,
 ) -> None:
-    """Write a pool file of engines that run; without any, one of simulated replicas.
+    """Write a pool file for running engines; without any, one of simulated replicas.
 
-    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Of a file, or of
-    another router's flags after `--`, all hosts with a port are asked, and those that are engines are taken. Exits 2 if
+    Each engine is asked for its model and how it speculates, and gets one request for four tokens. In a file, or in
+    another router's flags after `--`, every host with a port is asked, and the engines among them are used. Exits 2 if
     no engine answers, or the pool file exists.
 
     \b
@@ -129,7 +129,7 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
 
 
 def _hints(silent: list[Engine], wait_s: float | None) -> Iterator[str]:
-    """Yield what may help those that cannot be used."""
+    """Yield hints on engines that cannot be used."""
     locked = [each for each in silent if each.result.status in _LOCKED]
     if any(each.backend.api_key for each in locked):
         yield "; the key is not accepted: give that of the engines with --api-key or VLLM_API_KEY"
@@ -140,7 +140,7 @@ def _hints(silent: list[Engine], wait_s: float | None) -> Iterator[str]:
 
 
 def _choice(models: Mapping[str, Any], engines: list[Engine]) -> Iterator[str]:
-    """Yield what is to be said of pools in which there is nothing to choose between."""
+    """Yield advice on pools that leave nothing to choose between."""
     pools = "; ".join(f"{name}: {', '.join(model['backends'])}" for name, model in models.items())
     if len(models) > 1:
         yield (
@@ -175,7 +175,7 @@ def _models(engines: list[Engine], key: str | None) -> tuple[dict[str, Any], lis
 
 
 def _named(sources: list[str]) -> Addresses:
-    """Return the addresses that are given, which have no place, and those in files, or in flags of another router."""
+    """Return the given addresses, which have no place, and those found in files or in another router's flags."""
     from gateway.cli.addresses import Addresses
 
     named = Addresses()
@@ -203,7 +203,7 @@ def _named(sources: list[str]) -> Addresses:
 
 
 def _is_private(url: str) -> bool:
-    """Return whether no address of a URL is a public one, which is not sent the key of the engines."""
+    """Return whether a URL has no public address: those do not get the engines' key."""
     try:
         found = socket.getaddrinfo(urlsplit(url).hostname, None)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is wrong with an address that was taken for that of an engine."""
+"""Finds what is wrong with an address that was taken for an engine's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.probe import ProbeResult, as_json
 _MOST_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 2.0
 _NOT_UNDERSTOOD = 400
-"""How servers of https answer plain HTTP."""
+"""Status with which HTTPS servers answer plain HTTP."""
 
 
 async def mistaken(url: str, result: ProbeResult) -> str:

@@ -1,4 +1,4 @@
-"""`gateway drain`, `resume` and `reload`: what an operator changes of a running gateway."""
+"""`gateway drain`, `resume` and `reload`: what an operator changes in a running gateway."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reload(
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
 ) -> None:
-    """Read the pool file again; say what changed or is refused.
+    """Reload the pool file; print what changed, or why it is refused.
 
     It is applied as a whole or not at all, and requests in flight are not disturbed. Exits 1 if it is refused.
 

@@ -14,10 +14,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON.")]
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print lines; what an engine, a client or a gateway says in them steers no terminal."""
+    """Print lines, escaped so that text from an engine, a client or a gateway cannot control the terminal."""
     typer.echo("\n".join(map(printable, text.split("\n"))), err=err, nl=nl)
 
 
 def say_json(document: Any) -> None:
-    """Print a document in a line, as other programs read it."""
+    """Print a document as one line of JSON, for other programs."""
     say(json.dumps(document, default=asdict).replace("\x7f", r"\u007f"))

@@ -31,7 +31,7 @@ def show(
 ) -> None:
     """Show what decides, the versions of the rules and the pin.
 
-    With a version, print that.
+    With a version, print its rules.
 
     \b
     gateway policy show
@@ -108,7 +108,7 @@ def pin(
 ) -> None:
     """Route by a version of the rules, until the pin is changed.
 
-    All gateways of the pool do.
+    This applies to all gateways of the pool.
 
     \b
     gateway policy pin 3
@@ -130,7 +130,7 @@ def unpin(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = No
 def rollback(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Route by what decided before the last pin or unpin.
 
-    A second time goes forward again.
+    A second rollback undoes the first.
 
     \b
     gateway policy rollback
@@ -142,7 +142,7 @@ def rollback(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model =
 def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Resume a policy that its guardrail has frozen.
 
-    The comparison begins anew.
+    The comparison starts over.
 
     \b
     gateway policy thaw
@@ -152,7 +152,7 @@ def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = Non
 
 
 def _described(url: str, admin_key: str, model: str | None) -> dict[str, Any]:
-    """Return what decides, by model; of one model only if it is named."""
+    """Return what decides for each model, or only for the named one."""
     models = Admin(url, admin_key).get("/admin/policy")["models"]
     if model is not None and model not in models:
         raise failure(f"There is no model {model}; there are: {', '.join(models)}.")

@@ -1,4 +1,4 @@
-"""Serving a pool file, as the commands that do it share."""
+"""Serving a pool file, shared by the commands that do so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def serve_pool(
     server: Mapping[str, Any],
     of_command: Callable[[PoolSettings], Mapping[str, Any]] = lambda _: {},
 ) -> NoReturn:
-    """Serve a pool file until a signal, and end the process; `of_command` returns sections for the command alone."""
+    """Serve a pool file until a signal, then exit; `of_command` returns sections that only this command sets."""
     overrides = {name: value for name, value in server.items() if value is not None}
     of_file = read_pool(config)
     run_dir = Path(tempfile.gettempdir()) / f"gateway-{secrets.token_hex(4)}"
@@ -48,7 +48,7 @@ def serve_pool(
         if tls is not None:
             from gateway.listening.certificate import Certificate
 
-            Certificate(tls, f"{section}.tls")  # tells of its files now
+            Certificate(tls, f"{section}.tls")  # reports bad files now
 
     run_dir.mkdir(mode=0o700)
     if settings.server.workers > 1:

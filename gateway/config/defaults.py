@@ -1,4 +1,4 @@
-"""What a pool file leaves to its place and its environment: the file of the state, and the admin key."""
+"""Defaults that depend on the pool file's path and the environment: the state file and the admin key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_state_file(settings: PoolSettings, config_path: Path, environ: Mapping[
 
 
 def default_file(config_path: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default file of a pool file.
+    """Return the default state file of a pool file.
 
     It is in `$STATE_DIRECTORY`, which systemd sets, or else in `speculation-gateway` under `$XDG_STATE_HOME` or
     `~/.local/state`. Its name is that of the pool file with eight digits of a hash of its path. Links are not resolved:

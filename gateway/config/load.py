@@ -52,7 +52,7 @@ class ConfigError(UsageError):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path = path  # the file
-        self.problems = sorted(set(problems))  # all errors in it; kept in the order of the file
+        self.problems = sorted(set(problems))  # all errors in it, in file order
         super().__init__(path, problems)
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
 
 
 def located(path: Path, issues: Iterable[Issue]) -> list[Problem]:
-    """Return issues of a pool file that can be read, with their places in the file."""
+    """Return the issues of a readable pool file, with their places in the file."""
     document = read_yaml(read_text(path, _MOST_BYTES), os.environ)
     return sorted(set(_located(list(issues), document)))
 
@@ -104,7 +104,7 @@ def _located(issues: list[Issue], document: Document) -> list[Problem]:
 
 
 def _as_written(path: validation.Path, data: Any) -> validation.Path:
-    """Return a path in the settings as the file has it, whose replicas may be a list."""
+    """Return a settings path as the file writes it, where replicas may be a list."""
     if len(path) < 4 or path[2] != "backends" or not isinstance(data["models"][path[1]]["backends"], list):
         return path
     named = list(written_out(data)["models"][path[1]]["backends"])

@@ -1,4 +1,4 @@
-"""The pool file as a whole: its settings, with the sections of the rooms that there are."""
+"""The whole pool file: its settings, with the sections of the rooms that exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.config.settings.base import Name, Section
 
 
 def _sections() -> Iterator[type[Section]]:
-    """Yield the sections that `settings.py` of each room has."""
+    """Yield the sections in the `settings.py` of each room."""
     for room in iter_modules(rooms.__path__):
         name = f"{rooms.__name__}.{room.name}.settings"
         if find_spec(name) is not None:
@@ -27,7 +27,7 @@ def _sections() -> Iterator[type[Section]]:
 
 
 def _fields(*, of_model: bool) -> dict[str, Any]:
-    """Return the sections at the top, or below a model: type and default by key."""
+    """Return type and default of the sections at the top level, or of those below a model, by key."""
     fields: dict[str, Any] = {}
     for each in _sections():
         if each.of_model is of_model:

@@ -60,7 +60,7 @@ def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
         _read_docstring(inspect.cleandoc(each.__doc__ or "")) for each in model.__mro__ if issubclass(each, BaseModel)
     ]
     definition["description"] = read[0][0]
-    fields = {name: text for _, own in reversed(read) for name, text in own.items()}  # a base class describes some
+    fields = {name: text for _, own in reversed(read) for name, text in own.items()}  # a base class may describe some
     for name, field in definition.get("properties", {}).items():
         field.pop("title", None)
         if name in fields:

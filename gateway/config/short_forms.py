@@ -1,4 +1,4 @@
-"""What a pool file plainly means, where it says it in another form than its settings have."""
+"""Expands the short forms of a pool file into the form of its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backends.speculation import method_named
 
 
 def written_out(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a pool file, unchecked, in the form of its settings; what is not understood stays as it is.
+    """Return the unchecked data of a pool file in the form of its settings; leave what is not understood.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def written_out(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_of(text: str) -> str:
-    """Return a valid name of a backend: for an address its host and port.
+    """Return a valid backend name: for an address, its host and port.
 
     Examples
     --------
@@ -66,14 +66,14 @@ def _named(backends: list[Any]) -> Any:
 
 
 def _replica(replica: Any) -> Any:
-    """Return the settings of a replica; without a method it has that of its `speculative_config`, as in vLLM."""
+    """Return the settings of a replica; its method defaults to that of its `speculative_config`, as in vLLM."""
     if isinstance(replica, str):
         replica = {"url": replica}
     if not isinstance(replica, Mapping):
         return replica
     config, method = replica.get("speculative_config"), replica.get("method")
     if isinstance(config, str):
-        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON is an error where it is checked
+        with contextlib.suppress(ValueError, RecursionError):  # validation reports what is no JSON
             config = json.loads(config)
     if isinstance(config, Mapping) and isinstance(named := config.get("method"), str):
         config = {**config, "method": named.lower()}

@@ -1,1 +1,1 @@
-"""What clients and engines write to each other, in OpenAI's and Anthropic's formats: events, usage, texts, errors."""
+"""What clients and engines exchange in OpenAI's and Anthropic's formats: events, usage, texts, errors."""

@@ -1,9 +1,9 @@
-"""Usage that the gateway asks an engine for, and that the client, who did not, does not get.
+"""Requests usage from engines for streams whose clients did not, and hides it from these clients.
 
-vLLM counts the tokens of a stream for those who ask (`stream_options.include_usage`), which SDKs do not by default. The
-gateway asks in their place, and takes out again what that adds: the event with the usage, or the field, where an engine
-tells it in other events. It also puts back what that removes: vLLM names its `system_fingerprint` in the last event,
-which otherwise is the one with the finish reason.
+vLLM reports a stream's tokens only on request (`stream_options.include_usage`), which SDKs do not make by default. The
+gateway makes it for them, and removes what that adds: the event with the usage, or the field, if an engine reports it
+in other events. It also restores what that moves: vLLM sends its `system_fingerprint` in the last event, which without
+usage is the one with the finish reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.dialects.json_body import insert_field, set_field
 
 USAGE: Final = b"stream_options"
 IDS: Final = b"return_token_ids"
-"""Parameters that the gateway adds to requests for streams, where engines take them."""
+"""Parameters that the gateway adds to requests for streams, if engines accept them."""
 _OPTIONS: Final[dict[str, object]] = {"include_usage": True}
 _FIELD: Final = b'"stream_options":{"include_usage":true}'
 USAGE_FIELD: Final = b'"usage":'
@@ -30,7 +30,7 @@ _FINGERPRINT: Final = re.compile(rb',"system_fingerprint":"[^"\\]*"')
 
 
 def options_to_ask(document: Mapping[str, Any]) -> Mapping[str, object] | None:
-    """Return the `stream_options` with which a streamed request asks for usage; None if it does, or cannot.
+    """Return the `stream_options` that make a streamed request ask for usage; None if it already does, or cannot.
 
     Examples
     --------
@@ -61,10 +61,10 @@ def asking(body: bytes, options: Mapping[str, object]) -> bytes:
 
 
 class StreamHabits:
-    r"""What the streams of an engine are like: what the first complete one shows holds for its life.
+    r"""How an engine writes streams, learned from its first complete one and assumed for its life.
 
-    An engine is asked from its second stream on: with `--enable-force-include-usage` it tells the usage by itself, and
-    clients are used to it.
+    An engine is asked from its second stream on: with `--enable-force-include-usage` it reports usage unasked, and
+    clients expect it.
 
     Examples
     --------
@@ -76,17 +76,17 @@ class StreamHabits:
 
     def __init__(self) -> None:
         self._is_known = False
-        self.may_ask = False  # whether the engine tells the usage only if it is asked
+        self.may_ask = False  # whether the engine reports usage only if asked
         self.fingerprint = b""  # the field that it adds to the event with the finish reason; empty if it adds none
         self.has_nulls = False
-        self.declined: frozenset[bytes] = frozenset()  # parameters that it refuses, or takes no notice of
+        self.declined: frozenset[bytes] = frozenset()  # parameters that it rejects or ignores
 
     def decline(self, *parameters: bytes) -> None:
-        """Record parameters that the engine refuses or ignores."""
+        """Record parameters that the engine rejects or ignores."""
         self.declined = self.declined.union(parameters)
 
     def learn(self, events: bytes) -> None:
-        """Learn from the last events of a complete stream that did not ask for usage, unless that is known."""
+        """Learn from the last events of the first complete stream that did not ask for usage."""
         if self._is_known:
             return
         self._is_known = True
@@ -96,7 +96,7 @@ class StreamHabits:
         self.fingerprint = found[-1][0] if found and found[-1] is not None else b""
 
     def hide(self, data: bytes) -> bytes:
-        r"""Return complete events of a stream that was asked for its usage as those of one that was not.
+        r"""Return complete events of a stream as they would be had the gateway not asked for usage.
 
         Examples
         --------
@@ -118,7 +118,7 @@ class StreamHabits:
         return event
 
     def _without_usage(self, event: bytes) -> bytes:
-        """Return an event without usage: nothing, if that is all it has."""
+        """Return an event without its usage; nothing, if it has no more."""
         if self.has_nulls and _NO_USAGE.search(event) is not None:
             return event
         if b'"choices"' not in event or _NO_CHOICES.search(event) is not None:

@@ -10,14 +10,14 @@ import orjson
 from gateway.dialects.json_body import insert_field, set_field
 
 _XARGS: Final = "vllm_xargs"
-_ESCAPE: Final = b"\\u00"  # with which its name may be written
+_ESCAPE: Final = b"\\u00"  # its name may be written with escapes
 _HAS_FIELDS: Final = re.compile(rb'\s*\{\s*"')
 
 
 def with_draft_tokens(body: bytes, k: int) -> bytes:
-    """Return the JSON object of a request for which at most k tokens a step are drafted, whatever it asks itself.
+    """Return the JSON object of a request, limited to k draft tokens per step, whatever it asks for itself.
 
-    What else it has in `vllm_xargs` stays. If that is no object, so does all of it: the engine says what is wrong.
+    Other fields of its `vllm_xargs` stay. If that is no object, the body is unchanged: the engine reports the error.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Whether an answer says of itself that it is whole.
+"""Checks that an answer declares itself complete.
 
-An engine that is paused, put to sleep or stopped ends what it has begun, with status 200: by a reason to finish that is
-none of the client's (`abort`), without any, or by an error in the place of an answer.
+An engine that is paused, put to sleep or stopped ends its requests with status 200: with a finish reason of its own
+(`abort`), with none, or with an error in place of an answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _RESPONSES: Final = Endpoint.RESPONSES
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _USUAL: Final = frozenset({"stop", "length", "tool_calls"})
 _GIVEN_UP: Final = ("abort", "cancel", "error", "fail")
-"""How reasons to finish begin that are the engine's; all others are taken for an end, also those of later engines."""
+"""Prefixes of finish reasons with which an engine gives up; all others count as an end, unknown ones too."""
 _PARTS: Final = {
     **dict.fromkeys((Endpoint.CHAT, Endpoint.COMPLETIONS), "choices"),
     _MESSAGES: "content",
     _RESPONSES: "output",
     _EMBEDDINGS: "data",
 }
-"""The lists that answers have."""
+"""The field with the list of choices, or of other parts, in the answers of each endpoint."""
 _OF_CLIENTS: Final = ("invalid", "badrequest", "notfound", "permission", "authentication")
 _OF_LOAD: Final = ("overload", "unavailable", "ratelimit", "toomany")
-"""What types and codes of errors without a number have in them, if they are the client's, or say that all is busy."""
+"""Parts of the type or code of an error without a status, if the client caused it, or the engine is overloaded."""
 _NAMED: Final = re.compile(rb'"(?:finish|stop)_reason":\s*"(?:%b)' % "|".join(_GIVEN_UP).encode(), re.IGNORECASE)
 _BOUNDARY: Final = re.compile(rb"\n\n|\r\n\r\n")
 BUSY: Final = 429
@@ -45,12 +45,12 @@ class InvalidAnswerError(Exception):
 
 
 def given_up_in(document: bytes) -> bool:
-    """Return whether an engine names a reason of its own in the end of a long document."""
+    """Return whether the end of a long document has a finish reason with which the engine gave up."""
     return _NAMED.search(document) is not None
 
 
 def check_whole(endpoint: Endpoint, document: object, items: int = 0) -> int:
-    """Check a complete answer of status 200; return the status of an error in its place that is the client's, or 0.
+    """Check a complete answer of status 200; return the status of a client error in its place, or 0.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def _check_response(response: dict[str, Any]) -> None:
 
 
 def error_status(document: dict[str, Any]) -> int:
-    """Return the status that stands for an error in the place of an answer, or among its events; 0 without one.
+    """Return the status of an error in place of an answer, or among its events; 0 without one.
 
     Examples
     --------
@@ -130,12 +130,12 @@ def error_status(document: dict[str, Any]) -> int:
 
 
 def is_of_engine(status: int) -> bool:
-    """Return whether an error of this status is the engine's, and not the client's."""
+    """Return whether an error of this status is the engine's fault, not the client's."""
     return status >= 500 or status == BUSY
 
 
 def events_of(data: bytes) -> list[bytes]:
-    r"""Return the events that are in some bytes of a stream, each to its end.
+    r"""Split bytes of a stream into events, each including its end.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def events_of(data: bytes) -> list[bytes]:
 
 
 class StreamEnding:
-    r"""What the events of one stream say of its end.
+    r"""What the events of one stream say about its end.
 
     Examples
     --------
@@ -160,15 +160,15 @@ class StreamEnding:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._begun: set[int] = set()  # indices of choices of which an event was read
+        self._begun: set[int] = set()  # indices of choices that have an event
         self._ended: set[int] = set()  # those of them that have ended
-        self.has_gaps = False  # whether an event was too long to be read: it may have had anything
-        self.is_complete = False  # whether its last event may be passed on
-        self.error_status = 0  # of an error among its events; 0 without one
-        self.flaw = ""  # how the engine gave it up, if that would look like an end; empty otherwise
+        self.has_gaps = False  # whether an event was too long to read: it may contain anything
+        self.is_complete = False  # whether it has ended as it should
+        self.error_status = 0  # status of an error among its events; 0 without one
+        self.flaw = ""  # how the engine gave up, if that would pass for an end; else empty
 
     def take(self, event: bytes) -> bool:
-        """Read an event; return whether it may be passed on: not if the engine gives up the stream."""
+        """Read an event; return whether to pass it on, which is False if the engine gives up."""
         if self.error_status:
             return True
         for line in event.split(b"\n"):

@@ -1,4 +1,4 @@
-"""The errors that the gateway answers with, in the formats of both APIs."""
+"""The gateway's error answers, in the formats of both APIs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TYPES = {
 
 
 EXCEEDED: Final = "deadline_exceeded"
-"""The code of the error of a request whose time is over."""
+"""Error code of a request that ran out of time."""
 
 
 class GatewayError(Exception):
-    """An error that the gateway answers with, in place of a backend.
+    """An error with which the gateway answers in place of a backend.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def too_large(limit_bytes: int) -> GatewayError:
 
 
 def exceeded(timeout_s: float) -> GatewayError:
-    """Return the error for a request whose time is over."""
+    """Return the error for a request that ran out of time."""
     return GatewayError(
         504,
         f"The answer was not complete within the {timeout_s:g} s that x-request-timeout or the pool file allows. "

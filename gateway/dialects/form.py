@@ -1,4 +1,4 @@
-"""Forms (`multipart/form-data`), as clients upload files: read within bounds, and without copying what files hold."""
+"""Reads the forms (`multipart/form-data`) with which clients upload files: within bounds, without copying files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_VALUE_BYTES: Final = 1024
 
 class _Field(NamedTuple):
     name: str
-    filename: str | None  # None if it is no file
+    filename: str | None  # None if not a file
     content: memoryview
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, tuple[str, bytes | memoryview]]:
-    r"""Return the fields of a form, each with the name of its file, and its content in the memory of the form.
+    r"""Return the fields of a form by name: the name of the file, and the content as a view of the body.
 
     Examples
     --------
@@ -34,7 +34,7 @@ def read_form(content_type: str, body: bytes) -> dict[str, tuple[str, bytes | me
 
 
 def text_in_form(content_type: str, body: bytes, name: str) -> str:
-    r"""Return the text of the last field of that name, which is what engines take; empty if there is none.
+    r"""Return the text of the last field of that name, as engines do; empty if there is none.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def text_in_form(content_type: str, body: bytes, name: str) -> str:
 
 
 def _fields(content_type: str, body: bytes) -> Iterator[_Field]:
-    """Yield the fields; raise `GatewayError` if it is no form, or if others could read another form in it."""
+    """Yield the fields; raise `GatewayError` if this is no form, or another parser could read it differently."""
     boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
     delimiter = b"\r\n--" + boundary
     at = len(delimiter) - 2 if boundary and body.startswith(delimiter[2:]) else len(body)
@@ -74,7 +74,7 @@ def _fields(content_type: str, body: bytes) -> Iterator[_Field]:
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
-    r"""Return the parameters of a header as engines read them: of one that is there twice the last.
+    r"""Return the parameters of a header as engines read them: the last of duplicates.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Fields set in the JSON body of a request."""
+"""Sets fields in the JSON body of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
 
 
 def insert_field(body: bytes, field: bytes) -> bytes:
-    """Return a JSON object with a field before its others, of which it needs one, and none of that name.
+    """Insert a field at the front of a JSON object, which must have other fields, none of that name.
 
     Examples
     --------
@@ -24,9 +24,9 @@ def insert_field(body: bytes, field: bytes) -> bytes:
 
 
 def set_field(body: bytes, name: str, value: object) -> bytes:
-    """Return a JSON object in which a field has a value; it is written anew only if it may have the name twice.
+    """Return a JSON object with a field set; reserialize it only if the name may occur twice in it.
 
-    What is nested deeper than can be written raises.
+    Raises `GatewayError` if the object is nested too deeply.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
             return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))
         quoted = b'"%b"' % name.encode()
         number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if body.count(quoted) == 1 else None
-        if number is not None:  # the name stands there once, so it is this field's
+        if number is not None:  # the name occurs once, so it is this field's
             return body[: number.start(1)] + orjson.dumps(value) + body[number.end(1) :]
         return orjson.dumps({**document, name: value})
     except orjson.JSONEncodeError:

@@ -16,34 +16,33 @@ from policies.features.request import Endpoint
 _HOLD_LIMIT_BYTES: Final = 1 << 20
 _LF: Final = 10
 _END: Final = re.compile(rb"\n\n|\r\n\r\n|\r\r")
-"""The end of an event, with any of the line ends."""
+"""The end of an event, with any line ending."""
 _CR_ENDS_LINE: Final = re.compile(rb"[^\r\n]*\r[^\n]")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
-# What marks the events that carry output, for endpoints where not every event does.
+# Marks the events that carry output, for endpoints where not every event does.
 _MARKERS: Final = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
-# What marks the events that say something of the end, for these endpoints.
+# Marks the events that concern the end, for these endpoints.
 _OF_THE_END: Final = {
     Endpoint.MESSAGES: (b'"message_', b'"error"'),
     Endpoint.RESPONSES: (b'"response.completed"', b'"response.incomplete"', b'"response.failed"', b'"error"'),
 }
-# What all other events have, for the others: no text has it, since quotes are escaped there.
+# Other endpoints: part of each event that does not concern the end. No text has it, since quotes are escaped there.
 _GOES_ON: Final = b'"finish_reason":null'
 _GOES_ON_SPACED: Final = b'"finish_reason": null'
 
 
 class EventWatcher(Protocol):
-    """What sees the complete events of a stream before its client."""
+    """Sees the complete events of a stream before its client does."""
 
     def take(self, data: bytes) -> bytes:
-        """Return what the client gets of complete events."""
+        """Return what the client gets in place of these complete events."""
 
 
 class EventStream:
     r"""Passes on complete events and counts them.
 
-    An event split over two reads is held until its end arrives: if the backend fails in the middle of an event, the
-    stream can still end with an error event that the client can read. Where the engine gives up the stream, the events
-    from there on are withheld.
+    An event split over two reads is held until its end arrives: if the backend fails within an event, the stream can
+    still end with an error event that the client can read. Once the engine gives up the stream, events are withheld.
 
     Examples
     --------
@@ -57,24 +56,24 @@ class EventStream:
     """
 
     def __init__(self, endpoint: Endpoint, *, has_choices: bool = False) -> None:
-        self._has_choices = has_choices  # whether several are asked for, each of which has to end
+        self._has_choices = has_choices  # whether several are requested, each of which must end
         self._marker = _MARKERS.get(endpoint)
         self._of_the_end: tuple[bytes, ...] = _OF_THE_END.get(endpoint, ())
-        # What an event has that is not read, since it only goes on; nothing if all are read.
+        # Marks events that need no reading, since they do not concern the end; empty if all are read.
         self._goes_on = b"" if self._of_the_end or has_choices else _GOES_ON
         self.ending = StreamEnding(endpoint)
-        self.withheld = b""  # events from where the engine gave up the stream; empty if it has not
+        self.withheld = b""  # events since the engine gave up the stream; empty if it has not
         self._held = bytearray()
-        self._has_cr = False  # for LF, which is passed on in its place: both are line ends by the standard
+        self._has_cr = False  # line ends; passed on as LF
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
         self.events = 0  # events passed on
         self.deltas = 0  # events that carry output, if the endpoint marks them; else 0 (see `content_chunks`)
-        self.watcher: EventWatcher | None = None  # sees the events before the client; None for no watcher
-        # Hide what the client did not ask for, after it has been counted; None if the gateway asked for nothing.
+        self.watcher: EventWatcher | None = None  # sees the events before the client does
+        # Hides the usage after it has been read; None if the gateway did not ask for it.
         self.habits: StreamHabits | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be passed on of held and new data: everything up to the end of the last complete event."""
+        """Return held and new data up to the end of the last complete event."""
         if self._held and not (data := self._joined(data)):
             return data
         if not self.events and not self._has_cr:
@@ -92,7 +91,7 @@ class EventStream:
             else:
                 self.ending.has_gaps = True
         events = 1 if is_one else count_events(data)
-        # Near its end, where an event has it.
+        # Search from the end, since an event has it there.
         goes_on = data.rfind(self._goes_on) > 0 if is_one and self._goes_on else data.count(self._goes_on) == events
         if not goes_on:
             data = self._read_ending(data)
@@ -105,12 +104,12 @@ class EventStream:
         if self._marker is not None:
             self.deltas += data.count(self._marker)
         self._recent.append(data)
-        if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # `in` takes bytes for a number first
+        if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # faster than `in`
             return data
         return self.habits.hide(data)
 
     def _joined(self, data: bytes) -> bytes:
-        """Return held and new data, which are not copied for each read: nothing while no event is complete in them."""
+        """Return held and new data; nothing while they have no complete event, so that reads do not copy them."""
         if self._has_cr:
             data = data.replace(b"\r", b"\n")
         end = self._held[-3:] + data
@@ -121,14 +120,14 @@ class EventStream:
         return joined
 
     def _read_ending(self, data: bytes) -> bytes:
-        """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
+        """Return the events before the engine gives up the stream, if it does; withhold the others."""
         if self._of_the_end and not self._says_of_the_end(data):
             return data
         if not self.events and self._goes_on and _GOES_ON_SPACED in data:
             self._goes_on = _GOES_ON_SPACED
         at = 0
         for event in events_of(data):
-            # Each event by what is in itself: how many come in one read is chance.
+            # Read each event by itself: how many arrive in one read is chance.
             if self._of_the_end:
                 goes_on = not self._says_of_the_end(event)
             else:
@@ -143,7 +142,7 @@ class EventStream:
         return any(mark in data for mark in self._of_the_end)
 
     def pass_withheld(self) -> bytes:
-        """Return what is withheld, for the client: an error, which ends the stream."""
+        """Return what was withheld, to send to the client: an error, which ends the stream."""
         withheld, self.withheld = self.withheld, b""
         self.ending.is_complete = True
         return withheld
@@ -153,11 +152,11 @@ class EventStream:
         self.watcher = watcher
 
     def hide_usage(self, habits: StreamHabits) -> None:
-        """Take out the usage, which the client did not ask for."""
+        """Hide the usage from the client, who did not ask for it."""
         self.habits = habits
 
     def restart(self) -> None:
-        """Drop what the client has not got: another engine goes on with the stream."""
+        """Drop what the client has not received: another engine resumes the stream."""
         self.withheld, self._held = b"", bytearray()
         self.watcher, self.ending.error_status, self.ending.flaw = None, 0, ""
 
@@ -182,7 +181,7 @@ class EventStream:
                 yield document
 
     def last_events(self) -> bytes:
-        """Return the events of the last few reads, as they came."""
+        """Return the events of the last few reads."""
         return b"".join(self._recent)
 
     def content_chunks(self, endpoint: Endpoint, *, with_usage: bool) -> int:
@@ -194,7 +193,7 @@ class EventStream:
 
 
 def count_events(data: bytes) -> int:
-    r"""Return how many complete events there are; that one line is one is found out faster than by counting.
+    r"""Return the number of complete events; a single line is recognized faster than counted.
 
     Examples
     --------

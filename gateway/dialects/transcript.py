@@ -121,7 +121,7 @@ def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
         transcript.add(block.get("thinking"))
         transcript.add(block.get("text"))
         if isinstance(arguments := block.get("input"), dict):
-            with contextlib.suppress(orjson.JSONEncodeError):  # nested deeper than can be written
+            with contextlib.suppress(orjson.JSONEncodeError):  # nested too deeply to serialize
                 transcript.add(orjson.dumps(arguments).decode())
     delta = document.get("delta")
     if document.get("type") == "content_block_delta" and isinstance(delta, dict):

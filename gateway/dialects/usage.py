@@ -9,7 +9,7 @@ from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _NOTHING: dict[str, Any] = {}
 _MOST_TOKENS: Final = MOST_CONTEXT_TOKENS << 6
-"""Tokens of one request, of all its prompts and choices: `Usage.ignore_beyond` knows better."""
+"""Per request, over all its prompts and choices; `Usage.ignore_beyond` has tighter bounds."""
 _MOST_S: Final = 1e6
 
 
@@ -42,14 +42,14 @@ class Usage:
         self.queue_s: float | None = None  # seconds in the engine's queue
         self.generation_s: float | None = None  # seconds of generation
         self.audio_s = audio_s  # seconds of audio that were transcribed or translated
-        self.ignored = ignored  # names of what was reported and cannot be, and therefore counts as not reported
+        self.ignored = ignored  # names of impossible values, which count as not reported
 
     @property
     def tokens_per_step(self) -> float | None:
         """Output tokens per engine step; None if the engine did not report acceptance.
 
-        The engine's `mean_acceptance_length` omits steps without a draft. The number of all steps is output - accepted
-        tokens, but at least `drafting_steps`: the last step may accept more tokens than the answer still needs.
+        The engine's `mean_acceptance_length` omits steps without a draft. All steps are output - accepted tokens, but
+        at least `drafting_steps`: the last step may accept more tokens than the answer still needs.
         """
         if self.accepted_tokens is None or not self.output_tokens:
             return None
@@ -57,7 +57,7 @@ class Usage:
         return self.output_tokens / steps if steps > 0 else None
 
     def ignore_beyond(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Ignore what is beyond the most tokens of prompt and output, or contradicts the rest.
+        """Ignore values that exceed these bounds on prompt and output, or contradict others.
 
         Examples
         --------
@@ -119,15 +119,15 @@ def read_usage(document: object) -> Usage | None:
 
 
 def first_usage(documents: Iterable[object]) -> Usage | None:
-    """Return the first usage in some documents, as of the last events of a stream; None if there is none."""
+    """Return the first usage in documents, such as the last events of a stream; None if there is none."""
     return next(filter(None, map(read_usage, documents)), None)
 
 
 def read_other_usage(document: object) -> Usage | None:
     """Return the usage in an answer of an endpoint that is only passed through; None if there is none.
 
-    Besides `usage` it reads what `count_tokens` answers (`input_tokens`), the units that Cohere's API bills, and the
-    seconds of audio: `usage.seconds`, or `duration` of a verbose answer.
+    Besides `usage` it reads the `input_tokens` of `count_tokens`, the units that Cohere's API bills, and the seconds of
+    audio: `usage.seconds`, or `duration` of a verbose answer.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The API server of Kubernetes, and following objects of it.
+"""Follows objects of Kubernetes' API server.
 
-Objects are listed once and then watched from the version of that list on [1]_. A watch that ends is taken up again
-where it was; if the API server does not know that version any more (410), the objects are listed again.
+Objects are listed once, then watched from the version of that list on [1]_. A watch that ends is resumed where it
+was; if the API server no longer has that version (410), the objects are listed again.
 
 References
 ----------
@@ -30,12 +30,12 @@ from gateway.discovery.source import SourceError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _WATCH_S = 290
-"""Seconds after which a watch is begun again, with the token as it is then: tokens are replaced within the hour."""
+"""Seconds after which a watch restarts with the current token: tokens are replaced within the hour."""
 _SHORTEST_S = 1.0
-"""Between the beginnings of two watches: one that ends at once, as behind some proxies, is not begun again at once."""
+"""Least seconds between the starts of two watches: behind some proxies they end immediately."""
 _PAGE = 500
 _MOST_BYTES = 32 * 2**20
-"""Of one page of a list, and of one event."""
+"""Size limit for one page of a list, and for one event."""
 _MOST_FILE_BYTES = 2**20
 _TIMEOUT = httpx.Timeout(10.0, read=_WATCH_S + 30.0)
 _ALIVE = [
@@ -44,10 +44,10 @@ _ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
-"""A server that has vanished is missed after half a minute. A watch tells nothing: it may be silent for minutes."""
+"""Detects a vanished server within half a minute. Silence proves nothing: a watch may be silent for minutes."""
 _GONE = 410
 UNEXPECTED = ValueError, LookupError, TypeError, AttributeError
-"""What is raised by reading an object that lacks something, or has it in another form."""
+"""Raised on reading an object that lacks a field, or has it in another form."""
 Kept = TypeVar("Kept")
 
 
@@ -68,7 +68,7 @@ class ApiServer:
         return cls(f"https://{host_and_port(host, port)}")
 
     async def client(self) -> httpx.AsyncClient:
-        """Return a client with the token and the authority as they are now."""
+        """Return a client with the current token and authority."""
         token, tls = await self._read("token"), None
         if self.url.startswith("https:"):
             try:
@@ -95,11 +95,11 @@ class ApiServer:
 
 
 class _ExpiredError(Exception):
-    """Raised if a version of the list is not known any more."""
+    """Raised if the API server no longer has a version of the list."""
 
 
 class Objects(Generic[Kept]):
-    """The objects of one kind in a namespace, as they are now."""
+    """The current objects of one kind in a namespace."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class Objects(Generic[Kept]):
         self._path += f"/{version}/namespaces/{namespace}/{name}"
         self._what = f"{resource} in the namespace {namespace}"
         self._query = dict(query)  # which objects: `labelSelector` or `fieldSelector`
-        self._keep = keep  # returns what to keep of an object; a change of anything else is none
-        self._version = ""  # version of the API group
+        self._keep = keep  # returns what to keep of an object; other changes are ignored
+        self._version = ""  # resource version to watch from; empty if the objects must be listed
 
     async def changes(self) -> AsyncGenerator[None]:
-        """List the objects; yield then, and at each event that changes them, without an end."""
+        """List the objects; yield after that, and after each event that changes them, forever."""
         while True:
             began_s = time.monotonic()
             try:
@@ -177,7 +177,7 @@ class Objects(Generic[Kept]):
                         yield json.loads(line)
 
     def _apply(self, event: dict[str, Any]) -> bool:
-        """Apply an event; return whether it has changed what is kept."""
+        """Apply an event; return whether it changed what is kept."""
         kind, found = event["type"], event["object"]
         if kind == "ERROR":
             if found.get("code") == _GONE:
@@ -193,7 +193,7 @@ class Objects(Generic[Kept]):
         return self.kept != before
 
     def _keep_in(self, kept: dict[str, Kept], name: str, found: dict[str, Any]) -> None:
-        """Keep an object; one that is not as expected is left out, and no other."""
+        """Keep an object; leave out one in an unexpected form, but no other."""
         kept.pop(name, None)
         with background.guarded("discovery", of=f"{name} of the {self._what}"):
             kept[name] = self._keep(found)

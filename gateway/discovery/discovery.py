@@ -1,4 +1,4 @@
-"""Following the sources of all models, and what they have found so far."""
+"""Follows the sources of all models, and keeps what they have found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _FIRST_S = 2.0
 """How long to wait for the first answer of a source."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-"""Between two attempts at a source that fails: doubled each time."""
+"""Bounds on the pause after a source fails; it doubles each time."""
 
 Found = dict[tuple[str, str], Sequence[Replica]]
 """Replicas by model and name of the source."""
@@ -46,7 +46,7 @@ def source_of(settings: DiscoverSettings) -> ReplicaSource:
 class _Followed:
     """A source that is followed, and what it has found.
 
-    An answer without replicas, or a failure, changes nothing: the probes tell which replicas are up.
+    An answer without replicas, or a failure, changes nothing: probes show which replicas are up.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class _Followed:
         on_end: OnAnswer,
         before: Sequence[Replica],
     ) -> None:
-        self.replicas = before  # what the source in whose place it is has found
+        self.replicas = before  # at first, those that its predecessor found
         self.has_answered = asyncio.Event()
         self._where = f"models.{model}.discover.{name}"
         self._labels = model, name
@@ -129,7 +129,7 @@ class Discovery:
         self._followed: dict[tuple[str, str, str], _Followed] = {}
 
     async def start(self, settings: PoolSettings) -> None:
-        """Follow the sources that are new in some settings, and wait a moment for their first answers."""
+        """Follow the new sources in the settings, and wait a moment for their first answers."""
         begun: list[_Followed] = []
         before = {key[:2]: each.replicas for key, each in self._followed.items()}
         for key, discover in _sources(settings).items():
@@ -144,13 +144,13 @@ class Discovery:
                     await each.has_answered.wait()
 
     def keep(self, settings: PoolSettings | None) -> None:
-        """Stop following the sources that are not in some settings."""
+        """Stop following sources that are not in these settings."""
         kept = set() if settings is None else _sources(settings).keys()
         for key in self._followed.keys() - kept:
             self._followed.pop(key).task.cancel()
 
     def found(self, settings: PoolSettings) -> Found:
-        """Return the replicas that the sources of some settings have found."""
+        """Return the replicas that the sources of these settings have found."""
         return {key[:2]: self._followed[key].replicas for key in _sources(settings) if key in self._followed}
 
 

@@ -1,7 +1,7 @@
 """Replicas from Kubernetes: the pods of an InferencePool, whose labels say how they speculate.
 
-The pool and the pods that its selector selects are followed [1]_. Each pod that is ready is a replica at each of the
-pool's target ports.
+The source follows the pool and the pods that it selects [1]_. Each ready pod is a replica at each of the pool's target
+ports.
 
 References
 ----------
@@ -34,14 +34,14 @@ METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculativ
 LIMIT, BEYOND, DEPTH = "drafter-limit", "beyond-drafter-limit", "draft-depth"
 _KEYS = (METHOD, TOKENS, CONFIG, WEIGHT, LIMIT, BEYOND, DEPTH)
 RANGE = "llm-d.ai/context-length-range"
-"""The label of llm-d, whose `context-length-aware` scorer reads it."""
+"""A label of llm-d, read by its `context-length-aware` scorer."""
 
 
 log = logging.getLogger(__name__)
 
 
 class LabelError(Exception):
-    """Raised if the labels of a pod do not say how it speculates; the message says what would be right."""
+    """Raised if a pod's labels do not say how it speculates; the message says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Pod:
     """A pod that takes requests."""
 
     address: str
-    own: BackendSettings | None  # how it speculates; None if its labels do not say it
+    own: BackendSettings | None  # how it speculates; None if its labels do not say so
     problem: str = ""  # what is wrong with its labels
 
     @classmethod
     def of(cls, found: Mapping[str, Any], default: Mapping[str, Any]) -> Pod | None:
-        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating."""
+        """Return the pod in an object of the API server; None if it takes no requests: not ready, or terminating."""
         metadata, status = found["metadata"], found.get("status") or {}
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
         if metadata.get("deletionTimestamp") or not ready or not status.get("podIP"):
@@ -71,7 +71,7 @@ class Pod:
 def settings_of(
     said: Mapping[str, str], default: Mapping[str, Any], context_range: str | None = None
 ) -> BackendSettings:
-    """Return the settings of a replica whose pod has some labels, also llm-d's; their `url` means nothing.
+    """Return a replica's settings from the labels of its pod, including llm-d's; their `url` is a placeholder.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the speculative config that two of the labels make."""
+    """Return the speculative config that two of the labels give."""
     if CONFIG not in said and TOKENS not in said:
         return None
     try:
@@ -128,7 +128,7 @@ def _text(issue: Issue) -> str:
 
 
 class _Pool(NamedTuple):
-    """What of an InferencePool tells its replicas."""
+    """The part of an InferencePool that determines its replicas."""
 
     selector: str
     ports: tuple[int, ...]
@@ -155,14 +155,14 @@ class InferencePoolSource:
     ) -> None:
         self._name = name
         self._namespace = namespace  # none for that of the gateway
-        # `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they are to
+        # `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they should
         # be left out.
         self._default = default
         self._api = api  # none for the API server of the cluster that the gateway runs in
         self._problems: dict[str, str] = {}
 
     async def follow(self, report: Report) -> None:
-        """List the pods of the pool, and report again at each change of it or of them."""
+        """Report the replicas, and again after each change of the pool or its pods."""
         api = self._api or ApiServer.of_cluster()
         namespace = self._namespace or await api.namespace()
         query = {"fieldSelector": f"metadata.name={self._name}"}

@@ -20,7 +20,7 @@ class KubernetesSource:
         self._api = api  # none for the API server of the cluster that the gateway runs in
 
     async def follow(self, report: Report) -> None:
-        """List the slices, and report again at each event that changes them."""
+        """Report the replicas, and again after each event that changes the slices."""
         api = self._api or ApiServer.of_cluster()
         selector = {"labelSelector": f"kubernetes.io/service-name={self._service}"}
         namespace = self._namespace or await api.namespace()

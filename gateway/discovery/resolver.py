@@ -13,12 +13,12 @@ from dns.resolver import NXDOMAIN, Answer, NoAnswer
 from gateway.discovery.source import Replica, Report, SourceError, replica_at
 
 _SHORTEST_S, _LONGEST_S = 5.0, 60.0
-"""Bounds of the time for which an answer is used, whatever its TTL says."""
+"""Bounds on how long an answer is used, whatever its TTL."""
 _LIFETIME_S = 5.0
 
 
 class DnsSource:
-    """The replicas that a name stands for."""
+    """The replicas behind a DNS name."""
 
     def __init__(self, name: str, port: int | None, resolver: Resolver | None = None) -> None:
         self._name = name  # the name: of addresses, or of SRV records if there is no port
@@ -26,7 +26,7 @@ class DnsSource:
         self._resolver = resolver  # none for the nameservers and search list of this machine
 
     async def follow(self, report: Report) -> None:
-        """Ask again whenever the last answer has expired."""
+        """Report the replicas whenever the last answer has expired."""
         try:
             resolver = self._resolver if self._resolver is not None else await asyncio.to_thread(Resolver)
         except DNSException as error:  # no nameserver in /etc/resolv.conf
@@ -37,7 +37,7 @@ class DnsSource:
             await asyncio.sleep(max(_SHORTEST_S, min(_LONGEST_S, ttl_s)))
 
     async def _addresses(self, resolver: Resolver) -> tuple[list[Replica], float]:
-        """Return the replicas at addresses of IPv4, or of IPv6 without any: a host that has both is one replica."""
+        """Return the replicas at IPv4 addresses, or else at IPv6 ones: a host that has both is one replica."""
         assert self._port is not None
         for kind in (RdataType.A, RdataType.AAAA):
             if (answer := await self._ask(resolver, kind)) is not None:
@@ -49,7 +49,7 @@ class DnsSource:
         answer = await self._ask(resolver, RdataType.SRV)
         if answer is None:
             return [], 0.0
-        records = [record for record in answer if str(record.target) != "."]  # else the service is not there
+        records = [record for record in answer if str(record.target) != "."]  # "." says that there is no such service
         first = min((record.priority for record in records), default=0)  # the others are for when these fail
         found = [record for record in records if record.priority == first]
         places = sorted({(record.target.to_text(omit_final_dot=True), record.port) for record in found})

@@ -1,4 +1,4 @@
-"""What a source of replicas is: it reports the replicas that there are, again and again."""
+"""The interface of a source of replicas, which reports the current replicas again and again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from backends.http.address import host_and_port
 from gateway.config.settings import BackendSettings
 
 MOST_REPLICAS = 1000
-"""Replicas of one source; further ones are left out."""
+"""Per source; further ones are left out."""
 
 
 class Replica(NamedTuple):
     """A replica that a source has found."""
 
-    # Its name within the source, such as `10.0.0.7:8000`, which stays the same as long as it is the same replica.
+    # Its name within the source, such as `10.0.0.7:8000`; stable for the life of the replica.
     name: str
     url: str  # its address
-    # How it speculates, if it tells that itself; None if the settings of the source do.
+    # How it speculates, if it says so itself; None if the settings of the source say it.
     own: BackendSettings | None = None
 
 
 class SourceError(Exception):
-    """Raised if a source cannot be asked; the message says why, without secrets."""
+    """Raised if a source cannot be queried; the message says why, without secrets."""
 
 
 Outcome = Literal["found", "nothing", "failed"]
@@ -35,11 +35,11 @@ class ReplicaSource(Protocol):
     """A source of replicas."""
 
     async def follow(self, report: Report) -> None:
-        """Report all replicas, now and after each change, until the source ends; to be called again then."""
+        """Report all replicas, now and after each change, until the source ends; then call it again."""
 
 
 def replica_at(address: str, port: int) -> Replica:
-    """Return the replica at an IP address; raise `ValueError` for what is none.
+    """Return the replica at an IP address; raise `ValueError` for anything else.
 
     Examples
     --------

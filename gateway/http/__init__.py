@@ -1,1 +1,1 @@
-"""The server that clients speak to: requests and their heads, paths, and which web pages may read answers."""
+"""The HTTP server for clients: requests and their heads, paths, replies, and CORS."""

@@ -10,11 +10,11 @@ from gateway.http.request_head import HeadLimits, RequestError, body_too_large, 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")
 _MAX_SIZE_LINE_BYTES = 256
 _FRAMING_PER_BYTE = 16
-"""Most bytes of chunk sizes and extensions per byte of the body, besides as many as headers may have."""
+"""Most bytes of chunk sizes and extensions per byte of the body, on top of what headers may have."""
 
 
 class ChunkedBody:
-    r"""A chunked body while it is being read; extensions and trailers are checked and dropped.
+    r"""A chunked body being read; extensions and trailers are checked and dropped.
 
     Examples
     --------
@@ -33,7 +33,7 @@ class ChunkedBody:
         self.is_complete = False  # whether the body has ended
 
     def read(self, data: bytes, at: int) -> int:
-        """Read from `data[at:]` what is there, and return the offset of what must be given again with more."""
+        """Read what it can of `data[at:]`; return the offset of the rest, to be passed again with more data."""
         while not self.is_complete:
             if self._missing_bytes:
                 after = self._read_chunk(data, at)

@@ -1,4 +1,4 @@
-"""A connection of a client: its requests are answered one after another, and what comes meanwhile waits unread."""
+"""A client connection: it answers requests one after another; what arrives meanwhile waits unread."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.http.server import HttpServer
 
 _now_s: Final = time.monotonic
 _MAX_WAITING_BYTES: Final = 2**16
-"""What may wait behind a request that is being answered before reading pauses: a paused client is not seen to leave."""
+"""Most bytes that wait behind the current request before reading pauses, which hides a client's disconnect."""
 _MAX_IN_A_ROW: Final = 16
-"""Requests of a connection that are answered at once before others have their turn."""
+"""Requests that a connection handles before others get their turn."""
 _LINGER_S = 2.0
 _BEGIN_S = 5.0
-"""Seconds that a connection has to begin, or to complete a head, while the server is being stopped."""
+"""Seconds that a connection has to begin, or to complete a head, while the server is stopping."""
 
 
 class ServerConnection(Connection):
-    """A connection of a client: its reading half.
+    """The reading half of a client connection.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
     """
@@ -33,10 +33,10 @@ class ServerConnection(Connection):
         self.server = server
         self.is_new = True  # no head has been complete
         self.is_closing = False  # what is received is dropped
-        self.since_s = 0.0  # when the connection became idle or closing, or the head or body that is being read began
+        self.since_s = 0.0  # when it became idle or closing, or began the current head or body
         self._reader = RequestReader(server.limits.head, server.limits.body_bytes)
-        self._is_reading = False  # the reader is being asked
-        self._read_s = 0.0  # the last time that something of a body came
+        self._is_reading = False  # `_read` is running
+        self._read_s = 0.0  # when part of a body last arrived
 
     # Called by asyncio
 
@@ -62,10 +62,10 @@ class ServerConnection(Connection):
             reply.client_gone()
 
     def resume_writing(self) -> None:
-        """Resume the answer, or go on with requests that wait."""
+        """Resume the answer, or continue with waiting requests."""
         self._slow_since_s = 0.0
         if self.is_closing:
-            self.since_s = _now_s()  # for the last of an answer
+            self.since_s = _now_s()  # time to send the last of an answer
         elif self.reply is not None:
             if (source := self.reply.source) is not None:
                 source.resume()
@@ -73,7 +73,7 @@ class ServerConnection(Connection):
             self._read_later()
 
     def data_received(self, data: bytes) -> None:
-        """Read requests, and have each handled as soon as it is complete."""
+        """Read requests, and handle each as soon as it is complete."""
         if not self.is_closing:
             self._reader.feed(data)
             self._read()
@@ -81,7 +81,7 @@ class ServerConnection(Connection):
     # Called by replies
 
     def answered(self, reply: HttpReply) -> None:
-        """Go on with the next request, or close."""
+        """Continue with the next request, or close."""
         if self._transport is None:
             return
         self.reply = None
@@ -92,7 +92,7 @@ class ServerConnection(Connection):
         self._read_later()
 
     def _close(self, *, lingers: bool) -> None:
-        """Close; in a while if the client is still sending, since it might not read the answer otherwise."""
+        """Close; with a delay if the client is still sending, since it might not read the answer otherwise."""
         self.is_closing = True
         self.since_s = _now_s()
         self._drop()
@@ -103,7 +103,7 @@ class ServerConnection(Connection):
     # Called by the server
 
     def shutdown(self) -> None:
-        """Close the connection once the current request has been answered, or one that may be on its way."""
+        """Close the connection once the current request, or one that may be on its way, has been answered."""
         self.server.is_stopping = True
         if self.reply is not None:
             self.reply.keep_alive = False
@@ -120,18 +120,18 @@ class ServerConnection(Connection):
             self._transport.abort()
 
     def shed(self) -> None:
-        """Refuse the unfinished request, or disconnect a client that sends more than is answered."""
+        """Refuse the unfinished request, or disconnect a client that sends ahead of its answers."""
         if self.reply is None or self._reader.is_reading_body:  # no complete request is being answered
             self._refuse(503, "The server holds too many unfinished requests. Send the request again.")
         else:
             self.abort()
 
     def forget_head(self) -> None:
-        """Ask the service about the next request, even if it has the head of an earlier one."""
+        """Have the service judge the next request, even if its head matches an earlier one."""
         self._reader.forget()
 
     def idle_since_s(self) -> float:
-        """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
+        """Return since when it has waited for a request, or the rest of its head; infinity if it does not wait."""
         is_idle = self.reply is None and not self._slow_since_s and self._transport is not None
         return self.since_s if is_idle else math.inf
 
@@ -160,10 +160,10 @@ class ServerConnection(Connection):
         elif taken_s > (_BEGIN_S if server.is_stopping else limits.head_s if self.is_new else limits.idle_s):
             self._close(lingers=False)
 
-    # What the reader says
+    # Events of the reader
 
     def _read(self) -> None:
-        """Do what follows from what was received; the rest waits while a request is answered."""
+        """Handle what was received; the rest waits while a request is being answered."""
         reader, count = self._reader, 0
         self._is_reading = True
         try:
@@ -200,11 +200,11 @@ class ServerConnection(Connection):
             self.server.hold(self, reader.held_bytes())
 
     def _must_wait(self, count: int) -> bool:
-        """Return whether the next request has to wait: for an answer, for the client to receive it, or for others."""
+        """Return whether the next request must wait: for an answer, a slow client, or other connections."""
         return count == _MAX_IN_A_ROW or self.reply is not None or self._slow_since_s != 0.0
 
     def _expect_more(self, reply: HttpReply) -> None:
-        """Admit a request before the rest of its body, for which its client may wait to be asked."""
+        """Admit a request before the rest of its body; its client may wait for `100 Continue` to send that."""
         begins = self._read_s == 0.0
         self._read_s = _now_s()
         if begins:
@@ -235,6 +235,6 @@ class ServerConnection(Connection):
             self.server.hold(self, 0)
 
     def _read_later(self) -> None:
-        """Read what waits, in a turn of its own."""
+        """Read waiting requests in a later turn of the event loop."""
         if not self._is_reading and self._reader.waiting_bytes():
             asyncio.get_running_loop().call_soon(self._read)

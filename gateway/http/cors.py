@@ -19,7 +19,7 @@ _MAX_AGE_S = b"600"
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request is a browser's question whether it may send another one.
+    """Return whether a request is a browser's preflight: whether it may send another one.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Cors:
         self._origins = frozenset(origin.encode("ascii") for origin in origins)
 
     def lines_for(self, origin: bytes) -> bytes:
-        """Return the header lines of an answer to a page of an origin; empty bytes stand for no origin."""
+        """Return the header lines of an answer to a page of this origin; empty bytes mean no origin."""
         return lines_of(self._answer_headers(origin))
 
     def preflight(self, headers: Mapping[bytes, bytes]) -> list[Header]:

@@ -27,9 +27,9 @@ _HOP_BY_HOP = frozenset(
     }
 )
 ENGINE_PRIORITY: Final = b"x-vllm-priority"
-"""vLLM takes it for `priority`, whose bounds are the key's: it counts in the queue and does not reach engines."""
+"""vLLM reads it as `priority`, which the key bounds: it counts in the queue and is not forwarded."""
 _NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", ENGINE_PRIORITY}
-_LOCATIONS = frozenset({b"location", b"content-location"})  # sent on as paths of the gateway: see `relative_location`
+_LOCATIONS = frozenset({b"location", b"content-location"})  # forwarded as paths of the gateway: see `relative_location`
 # The HTTP server writes its own date, and the exchange its own request id.
 _NOT_TO_CLIENT = _HOP_BY_HOP | _LOCATIONS | {b"date", b"request-id", b"x-request-id"}
 _API_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
@@ -38,7 +38,7 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?
 
 
 def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
-    r"""Return the client's headers for a backend, in order, without those that concern only the gateway.
+    r"""Return the client's headers for a backend, in order and without those meant for the gateway, and the API key's.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def headers_of(lines: bytes) -> list[Header]:
 
 
 def lines_for_client(headers: Sequence[Header], authority: bytes) -> bytes:
-    r"""Return a backend's headers for the client, without those of the backend's connection.
+    r"""Return a backend's headers for the client, without those of its connection.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def lines_for_client(headers: Sequence[Header], authority: bytes) -> bytes:
 def relative_location(location: bytes, authority: bytes) -> bytes | None:
     """Return a location without the address of the backend that gave it; None if it points elsewhere.
 
-    Clients may not reach a backend, nor need they know where it is.
+    Clients may be unable to reach a backend, and need not know where it is.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _host_and_port(authority: bytes) -> bytes:
 
 
 def positive_number(text: str) -> float | None:
-    """Return a finite, positive decimal number; None for anything else, such as what only Python takes for a number.
+    """Return a finite, positive decimal number; None for anything else, such as literals that only Python accepts.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def is_json(kind: bytes) -> bool:
 
 
 def _named_in_connection(headers: Sequence[Header]) -> set[bytes]:
-    """Return the further headers that belong to the connection: those that `connection` names."""
+    """Return the headers that `connection` names, which belong to the connection too."""
     named: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":
@@ -166,7 +166,7 @@ def _named_in_connection(headers: Sequence[Header]) -> set[bytes]:
 
 
 def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated: bool, retried_from: str) -> bytes:
-    """Return the `x-gateway-*` headers of an answer: which backend gave it, and why it was chosen."""
+    """Return the `x-gateway-*` headers of an answer: which backend served it, and why it was chosen."""
     headers = [
         (b"x-gateway-backend", backend.encode()),
         (b"x-gateway-method", method.encode()),
@@ -181,7 +181,7 @@ def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated
 
 
 def request_id_lines(path: str, request_id: bytes) -> bytes:
-    r"""Return the header lines with the id of a request; clients of Anthropic's API read another header.
+    r"""Return the header lines with the id of a request; Anthropic's clients read a header of their own.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The paths of requests: in one form, which ones the gateway answers or relays, and the API of each."""
+"""The paths of requests: their canonical form, which ones the gateway answers or relays, and the API of each."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ ADMIN_DOCS: Final = "/admin/docs"
 """A page about `/admin`, which holds no data."""
 
 DEFAULT_PATHS = tuple(files("gateway.http").joinpath("default_paths.txt").read_text("utf-8").split())
-"""The documented interface of vLLM, without what it offers for development and for operating an engine."""
+"""The documented interface of vLLM, without its endpoints for development and for operating an engine."""
 
 _DEFAULTS = {path.encode(): path for path in DEFAULT_PATHS if not path.endswith("*")}
 
 
 def canonical_path(target: bytes) -> str:
-    """Return the path of a request target in the one form that is judged and relayed.
+    """Return the canonical path of a request target, which is the one judged and relayed; empty if it has none.
 
-    It is percent-decoded, and a slash at its end is left out. A path that could be read in more than one way has no
-    such form: one with empty or dot segments, an encoded slash, percent signs after decoding, or characters that a path
-    would have to encode. An encoded slash is accepted only within the name of a model: the gateway answers that itself.
+    It is percent-decoded, without a trailing slash. An ambiguous path has no canonical form: one with empty or dot
+    segments, an encoded slash, percent signs after decoding, or characters that a path must encode. An encoded slash is
+    accepted only within the name of a model: the gateway answers that itself.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def canonical_path(target: bytes) -> str:
 
 
 def endpoint_of(path: str, method: str) -> Endpoint:
-    """Return the API of a request for inference; `Endpoint.OTHER` for all that is only passed through.
+    """Return the API of an inference request; `Endpoint.OTHER` for requests that are only passed through.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def endpoint_of(path: str, method: str) -> Endpoint:
 
 
 def format_of(path: str) -> Endpoint:
-    """Return the API whose formats a path uses, whatever is asked of it.
+    """Return the API whose formats a path uses, whatever the method.
 
     Examples
     --------
@@ -98,5 +98,5 @@ def is_admin(path: str) -> bool:
 
 
 def is_for_clients(path: str) -> bool:
-    """Return whether clients, browsers included, use a canonical path: those that are relayed, and the models."""
+    """Return whether a canonical path is for clients, browsers included: those relayed, and the models."""
     return not is_own(path) or path == "/v1/models" or path.startswith(_MODEL)

@@ -1,7 +1,7 @@
-"""The reader of HTTP/1.1 requests: it is fed what a client sends and says what that is. It does no I/O.
+"""Parses HTTP/1.1 requests from what a client sends, without I/O.
 
-Clients tend to send the same head with each request: it is compared with an earlier one of its connection, and if all
-bytes match, what was parsed then is used again.
+Clients tend to send the same head with each request. If all bytes match an earlier head of the connection, the reader
+reuses its parsed form.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gateway.http.request_head import HeadLimits, RequestError, RequestHead, bod
 
 # What `RequestReader.next` returns.
 NOTHING: Final = 0
-"""More is to be fed."""
+"""More data is needed."""
 BEGINNING: Final = 1
-"""A head has begun that is not complete; said once for each."""
+"""A head has begun but is not complete; returned once per head."""
 HEAD: Final = 2
 """`head` is complete; its body follows."""
 PART: Final = 3
-"""Something of the body, which is not complete."""
+"""More of the body, which is not complete."""
 WHOLE: Final = 4
 """`body` is complete, and with it the request."""
 
@@ -29,7 +29,7 @@ _MAX_BLANK_LINES: Final = 4
 
 
 class RequestReader:
-    r"""The requests of a connection, one after another. After an error it is not asked again.
+    r"""The requests of a connection, one after another. It is unusable after an error.
 
     Examples
     --------
@@ -48,19 +48,19 @@ class RequestReader:
         self._data = b""  # received; what is before `_at` has been read
         self._at = 0
         self.head = RequestHead("GET", b"/", [])  # of the last request
-        self.is_known = False  # whether its head is one that `learn` was told of
+        self.is_known = False  # whether its head matches the learned one
         self.is_reading_body = False  # whether its body is not complete
-        self.body = b""  # of the last request that was complete
+        self.body = b""  # of the last complete request
         self._missing_bytes = 0  # of the body
         self._so_far = bytearray()  # of the body
         self._is_first_part = False
         self._chunks: ChunkedBody | None = None  # a chunked body
-        # seen, checked: bytes of a head that is not complete, as they were when it was last looked at.
+        # seen, checked: bytes of an incomplete head that were there, and were checked, at the last look.
         self._seen_bytes = self._checked_bytes = 0
         self._blank_lines = 0
         self._pattern: HeadPattern | None = None
-        self._known_head: RequestHead | None = None  # the head that has the pattern
-        self._unlearned = b""  # the beginning of the last head, if it may be learned
+        self._known_head: RequestHead | None = None  # the head that matches the pattern
+        self._unlearned = b""  # bytes of the last head, if it may be learned
         self._unknown_heads = 0  # in a row
 
     def feed(self, data: bytes) -> None:
@@ -69,12 +69,12 @@ class RequestReader:
         self._at = 0
 
     def next(self) -> int:
-        """Return what comes next.
+        """Return the next event, `NOTHING` to `WHOLE`.
 
         Raises
         ------
         RequestError
-            If it cannot be a request, or exceeds a limit. If `is_reading_body`, `head` is whose body is wrong.
+            If it cannot be a request, or exceeds a limit. If `is_reading_body`, the body of `head` is at fault.
         """
         if self.is_reading_body:
             return self._read_body()
@@ -84,7 +84,7 @@ class RequestReader:
             if not self._data.startswith(b"\r\n", self._at):
                 return self._read_head()
             self._at += 2
-            self._seen_bytes = 0  # of the empty line, if it came in parts
+            self._seen_bytes = 0  # of the empty line, if it arrived in parts
             self._blank_lines += 1
             if self._blank_lines > _MAX_BLANK_LINES:
                 raise RequestError(400, "There are too many empty lines before the request.")
@@ -92,9 +92,9 @@ class RequestReader:
         return NOTHING
 
     def learn(self) -> None:
-        """Remember the last head, so that another one like it is known.
+        """Learn the last head, to recognize others like it.
 
-        If all heads differ (by a request id, for example), only one in 16 is remembered, in case that changes.
+        If all heads differ (by a request id, for example), it learns only one in 16, in case that changes.
         """
         data, self._unlearned = self._unlearned, b""
         if not data or (self._unknown_heads > 16 and self._unknown_heads % 16):
@@ -108,13 +108,13 @@ class RequestReader:
         self._known_head = None
 
     def waiting_bytes(self) -> int:
-        """Return how much was received and not read; what was read is dropped."""
+        """Return how many received bytes are unread; drop those read."""
         if self._at:
             self._data, self._at = self._data[self._at :], 0
         return len(self._data)
 
     def held_bytes(self) -> int:
-        """Return how much is kept of requests that are not complete."""
+        """Return how many bytes of incomplete requests are held."""
         return self.waiting_bytes() + len(self._so_far if self._chunks is None else self._chunks.data)
 
     def drop(self) -> None:
@@ -123,7 +123,7 @@ class RequestReader:
         self._so_far, self._chunks, self.is_reading_body = bytearray(), None, False
 
     def _is_known_head(self) -> bool:
-        """Read a head that is known."""
+        """Read a head that matches the learned one; return whether it did."""
         pattern, head = self._pattern, self._known_head
         if pattern is None or head is None:
             return False
@@ -138,7 +138,7 @@ class RequestReader:
         return True
 
     def _read_head(self) -> int:
-        """Read a head; what of it can be refused is refused before it is complete."""
+        """Read a head; refuse what it can before the head is complete."""
         data, at = self._data, self._at
         stop = data.find(b"\r\n\r\n", at + max(0, self._checked_bytes - 2))
         if stop < 0:

@@ -1,4 +1,4 @@
-"""The reply to a request, and what it and the server know of its connection."""
+"""The reply to a request, and its connection as the reply and the server see it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
 }
-_SIZES: Final = [b"%x" % size for size in range(2**10)]  # of chunks; a stream has many, and formatting takes time
+_SIZES: Final = [b"%x" % size for size in range(2**10)]  # precomputed, since a stream has many chunks
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 _LEAST_RECEIVED_BYTES: Final = 2**14
-"""What counts as something of an answer that a slow client receives."""
+"""A slow client that receives less than this makes no progress."""
 
 
 class Source(Protocol):
     """What produces the answer to a request."""
 
     def client_gone(self) -> None:
-        """Stop, since the client has disconnected: nothing more can be sent."""
+        """Stop: the client has disconnected."""
 
     def pause(self) -> None:
         """Pause while the client is slow to receive."""
@@ -36,14 +36,14 @@ class Source(Protocol):
 
 
 class DateLine:
-    """The header line with the date, which every answer has; made again once a second."""
+    """The `date` header line of every answer, formatted once a second."""
 
     def __init__(self) -> None:
         self._line = b""
         self._until_s = 0.0
 
     def now(self) -> bytes:
-        """Return it."""
+        """Return the line for the current second."""
         now_s = _now_s()
         if not 0.0 < self._until_s - now_s <= 1.0:
             self._line = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
@@ -52,16 +52,16 @@ class DateLine:
 
 
 class Connection(ABC):
-    """A connection of a client, as replies and the server see it: what is written there; a subclass reads."""
+    """A client connection as replies and the server see it: its writing half; a subclass reads."""
 
     def __init__(self, writes: WriteBatch | None, date: DateLine) -> None:
         self.date = date
-        self.held_bytes = 0  # what the server has counted of its unfinished request
+        self.held_bytes = 0  # bytes of its unfinished request, as the server counts them
         self.reply: HttpReply | None = None  # the current request: being read or answered
-        self._writes = writes  # where answers in one piece are written; None writes them immediately
+        self._writes = writes  # batches the writes of whole answers; None writes immediately
         self._transport: Any = None
-        self._is_paused = False  # reading from the client is
-        # When the client became too slow to receive, or last received some of what was unsent then; 0.0 if it is not.
+        self._is_paused = False  # reading from the client is paused
+        # When a slow client became slow, or last received some of the unsent bytes; 0.0 if it is not slow.
         self._slow_since_s = 0.0
         self._unsent_bytes = 0
 
@@ -78,7 +78,7 @@ class Connection(ABC):
             source.pause()
 
     def receives_nothing_s(self, now_s: float) -> float:
-        """Return for how long a slow client has received next to nothing."""
+        """Return the seconds for which a slow client has made no progress."""
         if (unsent_bytes := self._transport.get_write_buffer_size()) <= self._unsent_bytes - _LEAST_RECEIVED_BYTES:
             self._slow_since_s, self._unsent_bytes = now_s, unsent_bytes
         return now_s - self._slow_since_s
@@ -102,7 +102,7 @@ class Connection(ABC):
                 self._transport.write(data)
 
     def pause_reading(self, *, is_paused: bool) -> None:
-        """Stop reading from the client, or go on."""
+        """Pause or resume reading from the client."""
         if is_paused is not self._is_paused:
             self._is_paused = is_paused
             if is_paused:
@@ -112,7 +112,7 @@ class Connection(ABC):
 
     @abstractmethod
     def answered(self, reply: HttpReply) -> None:
-        """Go on with the next request, or close."""
+        """Continue with the next request, or close."""
 
     # Called by the server
 
@@ -122,19 +122,19 @@ class Connection(ABC):
 
     @abstractmethod
     def shed(self) -> None:
-        """Refuse the unfinished request, or disconnect a client that sends more than is answered."""
+        """Refuse the unfinished request, or disconnect a client that sends ahead of its answers."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Close the connection once the current request has been answered, or one that may be on its way."""
+        """Close the connection once the current request, or one that may be on its way, has been answered."""
 
     @abstractmethod
     def forget_head(self) -> None:
-        """Ask the service about the next request, even if it has the head of an earlier one."""
+        """Have the service judge the next request, even if its head matches an earlier one."""
 
     @abstractmethod
     def idle_since_s(self) -> float:
-        """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
+        """Return since when it has waited for a request, or the rest of its head; infinity if it does not wait."""
 
     @abstractmethod
     def check(self, now_s: float) -> None:
@@ -142,7 +142,7 @@ class Connection(ABC):
 
 
 class HttpReply:
-    """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
+    """One request and the reply to it: either `whole`, or `head`, any number of `data`, and `end`."""
 
     def __init__(
         self, connection: Connection, request: RequestHead, *, is_last: bool, is_admitted: bool = False
@@ -150,7 +150,7 @@ class HttpReply:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
-        # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
+        # Whether the service has admitted the head; once is enough for all requests with the same head.
         self.is_admitted = is_admitted
         self.request = request
         self.source: Source | None = None  # what produces the answer; None before and after
@@ -161,7 +161,7 @@ class HttpReply:
     # Called by the service and the source of the answer
 
     def answered_by(self, source: Source) -> None:
-        """Set what answers the request from now on."""
+        """Set the source of the answer."""
         if not self.has_ended:
             self.source = source
 

@@ -1,7 +1,7 @@
-"""The head of an HTTP/1.1 request, read strictly by RFC 9112.
+"""Parses the head of an HTTP/1.1 request strictly by RFC 9112.
 
-What the RFC lets a recipient repair is refused here: two parties that repair differently disagree on where a request
-ends, which lets one client write the beginning of another one's request.
+It refuses what the RFC lets a recipient repair: parties that repair differently disagree on where a request ends,
+which lets one client write the beginning of another's request (request smuggling).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb"++) ([!\"$-~]++) HTTP/(\d\
 _REQUEST_LINE_BEGINS: Final = re.compile(_TOKEN + rb"{1,32}(?: [!\"$-~]*+(?: [HTTP/0-9.]{0,8}\r?)?)?")
 _FIELD_LINES: Final = re.compile(rb"(?:" + _TOKEN + rb"++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+")
 _UNFIT: Final = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]|\r(?!\Z)")
-"""What no line contains before its end."""
+"""Bytes that no line may contain before its end."""
 _LONGEST_METHOD_BYTES = 32
 _HOST = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
 _HOST_VALUE: Final = re.compile(_HOST)
@@ -26,7 +26,7 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,19}")
 _CHUNKED_LINE: Final = re.compile(rb"\r\ntransfer-encoding: ?chunked\r\n", re.IGNORECASE)
 _METHODS: Final = frozenset({b"DELETE", b"GET", b"HEAD", b"OPTIONS", b"PATCH", b"POST", b"PUT"})
 _ONCE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
-"""Headers of which a second one would leave open which of them counts."""
+"""Headers that must not repeat, since it would be unclear which one counts."""
 _KNOWN: Final = _ONCE | {b"connection", b"expect", b"transfer-encoding"}
 
 
@@ -36,7 +36,7 @@ class RequestError(Exception):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status  # HTTP status of the answer
-        self.reason = reason  # what is wrong, for the client; it repeats nothing of the request
+        self.reason = reason  # what is wrong, for the client; quotes nothing of the request
 
 
 def body_too_large(limit_bytes: int) -> RequestError:
@@ -46,11 +46,10 @@ def body_too_large(limit_bytes: int) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What the head of a request is bounded by."""
+    """Limits on the head of a request."""
 
     target_bytes: int = 8 * 1024  # size of the request target
-    # headers_bytes, headers: size of all headers together, and their number. They bound the trailers of a chunked body
-    # too.
+    # headers_bytes, headers: total size and number of headers. They apply to the trailers of a chunked body too.
     headers_bytes: int = 64 * 1024
     headers: int = 100
 
@@ -79,11 +78,11 @@ class RequestHead:
         # False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
         self.is_http_1_1 = is_http_1_1
         self.keep_alive = keep_alive  # whether another request may follow
-        # What the service keeps with the head; it finds it there again with each request that has the same head.
+        # The service's notes on the head, which it finds again on each request with the same head.
         self.notes: Any = None
 
     def keep(self, notes: Any) -> None:
-        """Keep something of the service with the head."""
+        """Set the service's notes on the head."""
         self.notes = notes
 
 
@@ -109,7 +108,7 @@ def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> Request
     if is_http_1_1 and b"host" not in known:
         raise RequestError(400, "The request has no header host.")
     target, host = _target(line[0], line[1])
-    if host:  # the one of the target counts (RFC 9112, section 3.2.2)
+    if host:  # the target's host wins (RFC 9112, section 3.2.2)
         headers = [(b"host", host), *[header for header in headers if header[0] != b"host"]]
     is_chunked = b"transfer-encoding" in known
     if is_chunked:
@@ -129,7 +128,7 @@ def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> Request
 
 
 def check_beginning(data: bytes, checked: int, received: int, limits: HeadLimits) -> int:
-    """Check a head whose end has not come, so that what can be refused is refused now."""
+    """Check an incomplete head, to refuse what it can now; return the offset up to which its lines are checked."""
     stop = data.rfind(b"\r\n", checked) + 2
     if stop < 2:
         stop = checked
@@ -197,7 +196,7 @@ def _check_field_lines(data: bytes, begins: int, end: int) -> None:
 
 
 def _fields(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
-    """Return all headers, and those that concern the server by their names, as lists if they may come several times."""
+    """Return all headers, and those that concern the server by name, joined with commas if they repeat."""
     headers: list[tuple[bytes, bytes]] = []
     known: dict[bytes, bytes] = {}
     for line in lines.split(b"\r\n"):
@@ -219,7 +218,7 @@ def _options(value: bytes) -> list[bytes]:
 
 
 def _target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
-    """Return path and query, and the host of an absolute URL, the form that clients send to a proxy."""
+    """Return path and query, and the host of an absolute URL, which clients send to a proxy."""
     if target.startswith(b"/"):
         return target, b""
     if target == b"*" and method == b"OPTIONS":
@@ -231,7 +230,7 @@ def _target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
 
 
 def _check_coding(value: bytes, lines: bytes) -> None:
-    """Check that the body is chunked and nothing else, and says so plainly: RFC 9112, sections 6.1 and 6.3."""
+    """Check that the only transfer coding is chunked, plainly written: RFC 9112, sections 6.1 and 6.3."""
     codings = _options(value)
     if codings == [b"chunked"] and _CHUNKED_LINE.search(lines) is not None:
         return

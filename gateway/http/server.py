@@ -1,8 +1,8 @@
 """An HTTP/1.1 server over asyncio protocols: what its connections share.
 
-A complete request goes to a `Service` in the call that read its last byte, and the answer is written to the socket in
-the call that made it: no task, no queue. Nothing of a request is kept without a bound, and no client is waited for
-without one. `gateway.http.connection` reads the requests.
+A complete request goes to a `Service` in the call that read its last byte, and the answer to the socket in the call
+that produced it: no task, no queue. Everything kept of a request, and every wait for a client, is bounded.
+`gateway.http.connection` reads the requests.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gateway.http.request_head import HeadLimits
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""Seconds between checks for connections whose time is over."""
+"""Seconds between checks for connections that have timed out."""
 _OVERFLOW_CONNECTIONS = 64
-"""Connections above the limit that are told so; further ones are only closed."""
+"""Connections above the limit that get an error; further ones are just closed."""
 _MOST_IDLE = 1024
 _IDLE_AGAIN_S = 0.05
-"""Least seconds between two searches for idle connections, each of which looks at all connections."""
+"""Least seconds between two searches for idle connections, since each scans all connections."""
 SHED_SHARE = 7 / 8
-"""Share of the limit down to which unfinished requests are refused, so that the search for them is seldom."""
+"""Share of the limit down to which unfinished requests are refused, so that searches for them are rare."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server accepts."""
+    """Limits of a server."""
 
     head: HeadLimits = field(default_factory=HeadLimits)  # bounds of the head of a request
     body_bytes: int = 32 * 2**20  # size of a request body
@@ -42,22 +42,22 @@ class ServerLimits:
     # Seconds from the first byte of a head to its last, and from the beginning of a connection to its first byte.
     head_s: float = 30.0
     body_s: float = 300.0  # seconds from the head to the last byte of the body
-    # Seconds that a client may take to send anything of a body, or to receive anything of an answer.
+    # Seconds that a client may take to send any of a body, or to receive any of an answer.
     stall_s: float = 60.0
-    # Most connections. One more takes the place of the one that has been idle for longest; if none is, it is refused. A
-    # connection is idle until the head of a request is complete, so incomplete heads keep nobody out.
+    # Most connections. Another one evicts the one idle for longest; if none is idle, it is refused. A connection is
+    # idle until the head of a request is complete, so incomplete heads keep nobody out.
     connections: int = 10_000
-    # Most bytes of unfinished requests, over all connections. Above it, the one that holds most is refused.
+    # Most bytes of unfinished requests, over all connections. Above it, the largest is refused.
     unfinished_bytes: int = 256 * 2**20
 
 
 class Service(Protocol):
-    """What a server serves. Each method may answer the request at once."""
+    """Serves the requests of a server. Each method may answer the request immediately."""
 
     def admit(self, reply: HttpReply) -> None:
-        """Check a request whose head has arrived, before its body is read; an answer refuses it.
+        """Check a request by its head, before its body is read; an answer refuses it.
 
-        It is not called again for a head that is known from an earlier request of the connection and was not refused.
+        It is not called again for a head that it admitted earlier on the same connection.
         """
 
     def handle(self, reply: HttpReply, body: bytes) -> None:
@@ -79,23 +79,23 @@ class HttpServer:
     ) -> None:
         self.service = service
         self.limits = limits
-        self.writes = writes  # batch in which complete answers are written; None writes them immediately
-        self.is_stopping = False  # whether the server is being stopped: no connection has another request
+        self.writes = writes  # batches the writes of whole answers; None writes immediately
+        self.is_stopping = False  # whether the server is stopping: no connection accepts another request
         self.connections: set[Connection] = set()  # the open ones
         self.date = DateLine()
         self._sweep: Any = None
         self._held_bytes = 0
-        self._idlest: list[tuple[float, Connection]] = []  # the last is idle for longest
+        self._idlest: list[tuple[float, Connection]] = []  # the last has been idle for longest
         self._idlest_again_s = 0.0
         self._warned = Seldom()
 
     def forget_heads(self) -> None:
-        """Ask the service about the next request of each connection: it would decide otherwise than before."""
+        """Have the service judge the next request of each connection, since it may now decide differently."""
         for connection in self.connections:
             connection.forget_head()
 
     def register(self, connection: Connection) -> bool:
-        """Keep a connection until it is lost, and check its time; return whether there is room for it."""
+        """Track a connection until it is lost, and check its timeouts; return whether there is room for it."""
         connections, limit = self.connections, self.limits.connections
         while len(connections) >= limit and self._close_idlest():
             pass
@@ -108,7 +108,7 @@ class HttpServer:
         return has_room
 
     def is_overfull(self) -> bool:
-        """Return whether there are too many connections to tell another one that it is refused."""
+        """Return whether there are too many connections to send another one an error."""
         return len(self.connections) > self.limits.connections + _OVERFLOW_CONNECTIONS
 
     def _close_idlest(self) -> bool:
@@ -133,7 +133,7 @@ class HttpServer:
             self._idlest.reverse()
 
     def hold(self, connection: Connection, held_bytes: int) -> None:
-        """Count what a connection holds of unfinished requests, and refuse the largest above the limit."""
+        """Count the bytes of unfinished requests on a connection, and refuse the largest ones above the limit."""
         more_bytes = held_bytes - connection.held_bytes
         self._held_bytes += more_bytes
         connection.held_bytes = held_bytes
@@ -154,13 +154,13 @@ class HttpServer:
             log.warning("%s", text)
 
     def close(self, transport: Any) -> None:
-        """Close a transport after what is to be written to it."""
+        """Close a transport after its pending writes."""
         if self.writes is not None:
             self.writes.flush()
         transport.close()
 
     def _check(self) -> None:
-        """Check the time of all connections; one timer for all avoids two timer changes a request."""
+        """Check the timeouts of all connections; one timer for all saves two timer changes per request."""
         now_s = time.monotonic()
         for connection in list(self.connections):
             connection.check(now_s)

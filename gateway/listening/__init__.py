@@ -1,1 +1,1 @@
-"""Where the gateway listens, what it shows there, and what it tells who started it."""
+"""Listening sockets, their certificates, and the service manager."""

@@ -1,4 +1,4 @@
-"""The certificate that an address shows; its files may be replaced at any time, as by cert-manager."""
+"""The certificate of an address; its files may be replaced at any time, as by cert-manager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.config.settings import TlsSettings
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.05
-"""Seconds that a new connection waits for the files; a mount that does not answer may take for ever."""
+"""Seconds that a new connection waits for the files; a mount that hangs may take forever."""
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -28,22 +28,22 @@ class Certificate:
     Attributes
     ----------
     context
-        What new connections are accepted with.
+        TLS context for new connections.
     pem
-        The key and the chain, as the files have them.
+        The key and the chain, as read from the files.
     """
 
     def __init__(self, tls: TlsSettings, section: str) -> None:
         self._tls = tls
         self._section = section  # of the pool file
-        self._problem = ""  # of the files as they are now
+        self._problem = ""  # of the current files; empty without one
         self._looking: Future[bool] | None = None
         self._looked_s = 0.0
         self.pem = self._read()
         self.context = self._context(self.pem)
 
     def look(self) -> Future[bool] | None:
-        """Begin to look for other files, and return what to wait for, for a moment; None if they do not answer."""
+        """Start looking for replaced files; return a future to wait for briefly, or None if the disk hangs."""
         now_s = time.monotonic()
         if self._looking is None or self._looking.done():
             thread = ThreadPoolExecutor(1, "certificate")
@@ -52,7 +52,7 @@ class Certificate:
         return self._looking if now_s < self._looked_s + PATIENCE_S else None
 
     def renew(self) -> bool:
-        """Show other files if there are such; return False if not, or if they cannot be used, which is said once."""
+        """Use the files if they were replaced; return False if not, or if they are unusable, which is logged once."""
         try:
             pem = self._read()
             context = self.context if pem == self.pem else self._context(pem)
@@ -75,12 +75,12 @@ class Certificate:
             raise self._unusable(f"{error.filename}: {error.strerror}") from None
 
     def _context(self, pem: tuple[bytes, bytes]) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # of TLS 1.2 and 1.3
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and 1.3
         context.set_alpn_protocols(["http/1.1"])
         with _in_memory(pem[0]) as key, _in_memory(pem[1]) as chain:
             try:
                 context.load_cert_chain(chain, key, password="")
-            except OSError as error:  # those of ssl are some
+            except OSError as error:  # includes ssl.SSLError
                 raise self._unusable(error.strerror or str(error)) from None
         return context
 
@@ -93,7 +93,7 @@ class Certificate:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[str]:
-    """Yield the path of a file that is in memory only, as OpenSSL reads no bytes."""
+    """Yield the path of an in-memory file, since OpenSSL reads only from files."""
     with open(os.memfd_create("pem"), "wb") as file:
         file.write(data)
         file.flush()

@@ -1,4 +1,4 @@
-"""Where a gateway process listens: at sockets that it opens, or that were passed to it."""
+"""Listening at sockets that the process opens, or that were passed to it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ log = logging.getLogger(__name__)
 
 
 class ListenError(Exception):
-    """An address cannot be listened at."""
+    """Raised if the gateway cannot listen at an address."""
 
 
 _BACKLOG = 2048
 _FULL_PAUSE_S = 0.5
 _HANDSHAKE_SHARE = 8
-"""Of the connections that there may be, one of so many may be beginning TLS."""
+"""At most one in this many of the allowed connections may be in a TLS handshake."""
 _TLS_S, _TLS_CLOSE_S = 10.0, 2.0
-_LETTERS = [bytes([letter]) for letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]  # with which a request begins in clear text
+_LETTERS = [bytes([letter]) for letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]  # first bytes of a request in clear text
 _MOST_HEAD = 1 << 16
 _NOT_TLS = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 97\r\nconnection: close\r\n\r\n"
     b'{"error": {"message": "This address speaks TLS: use https://.", "type": "invalid_request_error"}}'
 )
 _HANDSHAKE_S = 0.25
-"""What a client may take from its first packet to its next."""
+"""Most seconds between a client's first packet and its next."""
 _LAST_S = 5.0
 _POLL_S = 0.01
 _SO_ATTACH_FILTER = 26
-# Classic BPF: the flags of the TCP header; drop what has SYN and not ACK, pass all else.
+# Classic BPF on the flags of the TCP header: drop packets with SYN but not ACK, pass all others.
 _NO_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 _TCP_INFO_WAITING = 24
-"""Where `struct tcp_info` of a listening socket says how many connections wait to be accepted."""
+"""Offset in the `struct tcp_info` of a listening socket of the number of connections that wait to be accepted."""
 
 
 class Listener:
@@ -56,8 +56,8 @@ class Listener:
     def __init__(self, server: HttpServer, opened: socket.socket, certificate: Certificate | None = None) -> None:
         self._server = server
         self._opened = opened
-        self._certificate = certificate  # for TLS
-        # The connections that have not said all that TLS begins with; the first is the oldest.
+        self._certificate = certificate  # for TLS; None without
+        # Connections in the TLS handshake; the first is the oldest.
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._logged = Seldom()
         self._is_own = not is_listening(opened)
@@ -78,7 +78,7 @@ class Listener:
         return cast("asyncio.Protocol", ServerConnection(self._server))
 
     async def close(self, *, is_shared: bool) -> None:
-        """Accept nothing more; lose no connection that has begun, with others at the port none that is on its way."""
+        """Stop listening without losing a connection that has begun, or if others share the port, is on its way."""
         if self._is_own:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_S):
@@ -96,13 +96,13 @@ class Listener:
             asyncio.get_running_loop().add_reader(self._opened, self._accept_one)
 
     def _accept_one(self) -> None:
-        """Accept a connection, and begin its handshake; in the place of the oldest one if there are many."""
+        """Accept a connection and begin its handshake; if there are too many, cancel the oldest."""
         loop = asyncio.get_running_loop()
         try:
             accepted, _ = self._opened.accept()
         except (BlockingIOError, ConnectionAbortedError):  # another process was faster, or its client has gone
             return
-        except OSError:  # no more files can be opened, which is logged where that is watched
+        except OSError:  # out of file descriptors, which is logged elsewhere
             loop.remove_reader(self._opened)
             loop.call_later(_FULL_PAUSE_S, self._accept_tls)
             return
@@ -113,7 +113,7 @@ class Listener:
         task.add_done_callback(self._handshakes.pop)
 
     async def _begin_tls(self, accepted: socket.socket) -> None:
-        """Begin TLS on a connection, which is closed if it does not in time, or says something else."""
+        """Begin TLS on a connection; close it if that takes too long, or it speaks something else."""
         assert self._certificate is not None
         loop = asyncio.get_running_loop()
         accepted.setblocking(False)
@@ -122,7 +122,7 @@ class Listener:
         try:
             async with asyncio.timeout(_TLS_S):
                 if await _first_byte(accepted) in _LETTERS:
-                    accepted.recv(_MOST_HEAD)  # what is unread would break off the answer
+                    accepted.recv(_MOST_HEAD)  # unread data would reset the connection before the answer
                     accepted.send(_NOT_TLS)
                     return
                 if (looking := self._certificate.look()) is not None:
@@ -131,7 +131,7 @@ class Listener:
                     self._connect, accepted, ssl=self._certificate.context, ssl_shutdown_timeout=_TLS_CLOSE_S
                 )
                 is_taken = True
-        except OSError as error:  # those of ssl are some, and the timeout
+        except OSError as error:  # includes ssl.SSLError and the timeout
             if self._logged.may_say():
                 log.info("a TLS connection did not begin (%s); logged once a minute", error or "too slow")
         finally:
@@ -140,7 +140,7 @@ class Listener:
 
 
 async def _first_byte(accepted: socket.socket) -> bytes:
-    """Return the first byte that a client sends, which stays to be read."""
+    """Return the first byte that a client sends, without consuming it."""
     loop, has_come = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(accepted, has_come.set)
     try:
@@ -153,8 +153,8 @@ async def _first_byte(accepted: socket.socket) -> bytes:
 async def _accept_last(opened: socket.socket, handshake_s: float) -> None:
     """Wait until all connections that have begun are accepted.
 
-    The kernel has chosen this socket for them, and resets them when it is closed. Packets that begin another are
-    dropped meanwhile: their clients send them again a second later, and another socket of the port gets them.
+    The kernel has assigned them to this socket, and resets them when it is closed. Meanwhile it drops packets that
+    begin others: their clients resend them a second later, to another socket of the port.
     """
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
     with contextlib.suppress(OSError):
@@ -172,14 +172,14 @@ def _waiting(opened: socket.socket) -> int:
 
 
 def is_listening(opened: socket.socket) -> bool:
-    """Return whether a socket listens already, as one that was passed does."""
+    """Return whether a socket listens already, as passed ones do."""
     return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def open_sockets(
     settings: PoolSettings, passed: Mapping[str, socket.socket], others: Mapping[str, tuple[str, str]]
 ) -> Iterator[socket.socket]:
-    """Yield a socket for each address, in their order: one that was passed, or is bound here.
+    """Yield a socket for each address, in order: one that was passed, or is bound here.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def open_sockets(
     Raises
     ------
     ListenError
-        If that is not possible at one of them.
+        If one of them cannot be bound.
     """
     server, admin = settings.server, settings.admin
     wanted = {"clients": (server.host, server.port, "--host and --port")}
@@ -199,11 +199,11 @@ def open_sockets(
         raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
     wanted |= {name: (*address_of(address), option) for name, (address, option) in others.items()}
     shares = server.reuse_port or server.workers > 1
-    known = set[tuple[str, int]]()  # with server.reuse_port the kernel would share one among them
+    known = set[tuple[str, int]]()  # with server.reuse_port the kernel would let them share one
     for name, (host, port, options) in wanted.items():
         try:
             opened = passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port)
-        except (OSError, UnicodeError) as error:  # the second for a name that cannot be one
+        except (OSError, UnicodeError) as error:  # the second is for an invalid host name
             reason = error.strerror if isinstance(error, OSError) else "no such name"
             raise ListenError(
                 f"cannot listen on {host} port {port}: {reason}\nChoose another with {options}, or stop the "

@@ -1,4 +1,4 @@
-"""What systemd, or another manager of services, passes to a process, and what it is told."""
+"""The protocol of systemd, or another service manager: passed sockets, notifications, watchdog."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from backends.validation import UsageError
 log = logging.getLogger(__name__)
 
 _FIRST_FD = 3
-_SAY_S = 0.5  # it reads at once, but what all services say waits in one queue
+_SAY_S = 0.5  # it reads promptly, but all services share one queue
 
 
 class ServiceManager:
-    """Who has started this process. What was passed is taken from the environment, so that no child finds it.
+    """The service manager that started this process. Its variables are removed from the environment of children.
 
     Attributes
     ----------
     sockets
-        The listening sockets that it has passed, by the address that they are for: `clients` or `admin`.
+        The listening sockets that it passed, by their address: `clients` or `admin`.
 
     References
     ----------
@@ -57,14 +57,14 @@ class ServiceManager:
     async def keep_alive(self) -> None:
         """Notify the watchdog from the event loop; if the loop hangs, the manager aborts the process."""
         if self._watchdog_s:
-            faulthandler.enable()  # prints where the process stood then
+            faulthandler.enable()  # prints where the process hung
         while self._watchdog_s:
             self.say("WATCHDOG=1")
             await asyncio.sleep(self._watchdog_s / 2)
 
 
 def _received(count: int, names: list[str]) -> Iterator[tuple[str, socket.socket]]:
-    """Yield the sockets that were passed; a name of systemd's own, as of the unit, is for clients."""
+    """Yield the passed sockets by address; one with a default name, such as the unit's, is for clients."""
     known = set[str]()
     for number in range(count):
         name = names[number] if number < len(names) else ""

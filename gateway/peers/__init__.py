@@ -1,1 +1,1 @@
-"""What the gateways of a pool, and the workers of each, tell each other some 20 times a second."""
+"""Reports that the gateways of a pool, and the workers of each, exchange some 20 times a second."""

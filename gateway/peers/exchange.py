@@ -1,6 +1,6 @@
-"""The exchange of reports with the peers, some 20 times per second and off the request path.
+"""Exchanges reports with the peers, some 20 times per second and off the request path.
 
-If it is slow or out of reach, nothing waits: the peers are forgotten after some seconds, and found again later.
+Nothing waits for it: if the store is slow or unreachable, peers are forgotten after seconds, and found again later.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gateway.telemetry.registry import Registry
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.04
-"""A count is at most two periods old, as the writer and the reader each wait for one."""
+"""A count is at most two periods old, since the writer and the reader each wait for one."""
 
 _ALONE_PERIOD_S = 0.2
-"""The period of a process that knows of no other."""
+"""The period of a process without peers."""
 
 _FULL_RATE_PROCESSES = 20
-"""With more processes than this, all exchange less often, since what is read grows with their square."""
+"""With more processes than this, all exchange less often, since the total read grows with their square."""
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 2.0
@@ -34,7 +34,7 @@ _LEAVE_S = 1.0
 
 
 class PeerExchange:
-    """Sends the reports of this process to one place, and has `peers` apply those of others that are there."""
+    """Writes the reports of this process to one place, and has `peers` apply those of others there."""
 
     def __init__(self, peers: Peers, live: Live, registry: Registry) -> None:
         self._peers = peers
@@ -48,7 +48,7 @@ class PeerExchange:
         self._is_foreign_told = False
 
     def start(self) -> None:
-        """Begin to exchange reports."""
+        """Start to exchange reports."""
         self._task = background.keep_running("peers", self._run)
 
     async def _run(self) -> None:

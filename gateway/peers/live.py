@@ -1,6 +1,6 @@
-"""The exchange of reports between the processes of a pool: each writes its own, and reads those of the others.
+"""Where the processes of a pool exchange reports: each writes its own, and reads those of the others.
 
-It runs in a thread of its own, some 20 times per second; nothing waits for it.
+This runs in a thread of its own, some 20 times per second; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Live(Protocol):
     location: str  # for messages, without passwords
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
-        """Write the own report unless it is empty, remove those of `gone`, and return those of others that changed."""
+        """Write this process's report unless it is empty, remove those of `gone`, and return those that changed."""
 
     def leave(self) -> None:
-        """Remove the own report."""
+        """Remove this process's report."""
 
 
 class LiveFolder:
-    """Reports of the workers of one gateway: a file for each, in a folder that ends with the gateway."""
+    """Reports of the workers of one gateway: a file for each, in a folder removed with the gateway."""
 
     def __init__(self, folder: Path, writer: str) -> None:
         self.location = str(folder)
         self._folder = folder
         self._writer = writer  # unique name of this process
-        self._known: dict[str, tuple[int, int]] = {}  # what was read last of each process
+        self._known: dict[str, tuple[int, int]] = {}  # the state of each file when last read
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
         """See `Live.exchange`."""

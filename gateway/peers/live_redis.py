@@ -1,4 +1,4 @@
-"""The exchange of reports through Redis: one hash, with a field for each process."""
+"""Exchanges reports through Redis: one hash, with a field for each process."""
 
 from __future__ import annotations
 

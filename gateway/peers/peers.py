@@ -1,8 +1,8 @@
 """The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
 
-Each process reports its requests in flight, its use of keys, the replicas that it has ejected or that were drained at
-it, which replicas hold its stored responses, and what prompts it has sent where, which these have cached now. No clock
-is compared: a peer is known to be alive by the numbers of its reports, which grow at least once a second.
+Each process reports its requests in flight, its use of keys, the replicas that it ejected or that an operator drained
+there, which replicas hold its stored responses, and which prompts it sent where, since they are now cached. No clocks
+are compared: a peer is alive while the number of its report grows, at least once a second.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ GONE_S = 60.0
 """The report of a peer that was silent for this long is removed."""
 
 _RESPONSES_S, _MOST_RESPONSES = 2.0, 1000
-"""For how long, and how many, locations of stored responses are reported."""
+"""How long, and how many, locations of stored responses are reported."""
 
 MOST_PROMPTS = 64
-"""How many prompts are new in a report, the last that were sent."""
+"""Most new prompts in a report: the last ones sent."""
 
 _REPORTS_OF_A_PROMPT = 3
-"""In how many reports a prompt stands, so that a reader may miss two of them."""
+"""Reports that repeat a prompt, so that a reader may miss two of them."""
 
 _REPORTS_TO_COUNT = 2
-"""Reports after which a process counts, so that nothing is believed that an ended one has left."""
+"""Reports after which a process counts, so that leftovers of one that has exited do not."""
 
 
 @dataclass(slots=True)
@@ -56,9 +56,9 @@ class _Peer:
     number: int
     heard_s: float
     counts: bool = False  # whether its last report counts: it has reported twice, and lately
-    was_counted: bool = False  # in the sums of `settle`
+    was_counted: bool = False  # whether the last `settle` counted it
     in_flight: dict[str, int] = field(default_factory=dict)
-    ejections: dict[str, int] = field(default_factory=dict)  # number of the last one applied, by replica
+    ejections: dict[str, int] = field(default_factory=dict)  # number of the last ejection applied, by replica
     answered: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -77,7 +77,7 @@ class Peers:
         self._pool = pool
         self._limits = limits
         self._locations = locations
-        self._sent = sent  # prompts that were sent since the last report
+        self._sent = sent  # prompts sent since the last report
         self._keyring = Keyring([])  # the keys whose use counts
         self._models: Mapping[str, Model] = {}
         self._shares: Mapping[str, FairShares] = {}  # of the models with a queue
@@ -88,20 +88,20 @@ class Peers:
         self.number = 0
         self.report = b""  # the last report, encoded; empty before the first `update`
         self._reported_s = 0.0
-        self._greetings = _REPORTS_TO_COUNT  # reports that are written even if nothing has changed
+        self._greetings = _REPORTS_TO_COUNT  # reports yet to be written even if nothing has changed
         self._reported: tuple[object, ...] = ()
         self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
         self._ejection_count = 0
         self._peers: dict[str, _Peer] = {}
         self._ids: dict[str, str] = {}  # of replicas, by URL
-        self._answered: dict[str, tuple[float, float]] = {}  # by all peers while they were known, by replica
+        self._answered: dict[str, tuple[float, float]] = {}  # tokens and steps from all peers so far, by replica
         self._draining: dict[str, Draining] = {}
         self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
 
     def follow(self, keyring: Keyring, models: Mapping[str, Model], shares: Mapping[str, FairShares]) -> None:
-        """Replace the keys, models and shares, and forget the names of replicas, which may have changed too."""
+        """Replace the keys, models and shares, and clear the names of replicas, which may have changed too."""
         self._keyring, self._models, self._shares = keyring, models, shares
         self._ids.clear()
         present = {self._id(backend) for backend in self._pool}
@@ -155,12 +155,12 @@ class Peers:
         ).encode()
 
     def receive(self, data: bytes) -> None:
-        """Apply a report of a peer, unless it is known."""
+        """Apply a report of a peer, unless it was applied before."""
         report = decode(data)
         if report.writer == self.writer:
             return
         peer = self._peers.get(report.writer)
-        if peer is None:  # perhaps left by a process that has ended: its next report will tell
+        if peer is None:  # its process may have exited: the next report will tell
             self._peers[report.writer] = _Peer(report.number, self._clock(), answered=report.answered)
             self._greetings = _REPORTS_TO_COUNT
             return
@@ -184,7 +184,7 @@ class Peers:
             if ejection.number > peer.ejections.get(replica, 0):
                 peer.ejections[replica] = ejection.number
                 self._apply(replica, ejection)
-        # Of a replica that has left nothing is kept: two peers would tell each other of it for ever.
+        # Drop replicas that have left: else two peers would repeat them to each other forever.
         present = {self._id(backend) for backend in self._pool} if report.draining else set()
         for replica, said in report.draining.items():
             heard = self._draining.get(replica)
@@ -194,7 +194,7 @@ class Peers:
             self._locations.remember(response, backend)
 
     def settle(self, *, is_reported: bool) -> int:
-        """Forget the silent peers, and have load and limits count the others; return the number of those."""
+        """Forget silent peers, and count the others in load and limits; return their number."""
         now_s = self._clock()
         counts: Counter[str] = Counter()
         recounted: Counter[str] = Counter()
@@ -226,10 +226,10 @@ class Peers:
         return [writer for writer, peer in self._peers.items() if now_s - peer.heard_s > GONE_S]
 
     def _add_answered(self, peer: _Peer, answered: dict[str, tuple[float, float]]) -> None:
-        """Add what a peer has answered since its report before."""
+        """Add what a peer has answered since its previous report."""
         for replica, (tokens, steps) in answered.items():
             tokens_before, steps_before = peer.answered.get(replica, (0.0, 0.0))
-            if tokens >= tokens_before and steps >= steps_before:  # else it has another replica at that address
+            if tokens >= tokens_before and steps >= steps_before:  # else another replica is at that address
                 sums = self._answered.get(replica, (0.0, 0.0))
                 self._answered[replica] = sums[0] + tokens - tokens_before, sums[1] + steps - steps_before
         peer.answered = answered
@@ -241,7 +241,7 @@ class Peers:
                 self._pool.report(backend, Ejected(ejection.left_s, reason))
 
     def _learn_prompts(self, reports: list[list[SentPrompt]]) -> None:
-        """Pass what was sent to the policies, latest first."""
+        """Pass the sent prompts to the policies, latest first."""
         backends = {self._id(backend): backend for backend in self._pool} if any(reports) else {}
         for prompt in (each for report in reversed(reports) for each in report):
             backend = backends.get(prompt.replica)
@@ -260,7 +260,7 @@ class Peers:
         self._ejections[self._id(backend)] = (self._ejection_count, self._clock() + duration_s, reason)
 
     def _id(self, backend: Backend) -> str:
-        """Return the name of a replica for all gateways: its address, with the host if it is only valid there."""
+        """Return a replica's name for all gateways: its address, with the host if it is valid only there."""
         name = self._ids.get(backend.url)
         if name is None:
             name = f"{self._host} {backend.url}" if _is_local(backend.url) else backend.url
@@ -269,7 +269,7 @@ class Peers:
 
 
 def _is_local(url: str) -> bool:
-    """Return whether an address is valid on its own host only.
+    """Return whether an address is valid only on its own host.
 
     Examples
     --------

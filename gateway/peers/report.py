@@ -1,6 +1,6 @@
-"""What a gateway process reports to the others that serve the same pool, its peers: its present state, as a whole.
+"""What a gateway process reports to its peers: its entire current state.
 
-A report replaces the one before it, so one that was lost is made up for by the next.
+A report replaces the previous one, so the next makes up for one that is lost.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Prefixes = Annotated[tuple[int, ...], Field(max_length=MAX_PREFIXES)]
 
 
 class Ejection(NamedTuple):
-    """A replica that the process has ejected on evidence of its own."""
+    """A replica that the process ejected on its own evidence."""
 
     number: Count  # counted by the process, from 1: an ejection is applied once
-    left_s: Amount  # seconds left of it when the report was written
+    left_s: Amount  # seconds left when the report was written
     reason: str
 
 
 class Draining(NamedTuple):
-    """Whether a replica is drained, as an operator has said at one of the processes."""
+    """Whether an operator drained a replica, at any of the processes."""
 
-    number: Count  # grows with each time that it is said: the last one counts
+    number: Count  # grows with each change: the highest one counts
     drained: bool
 
 
 class SentPrompt(NamedTuple):
-    """A prompt that was sent to a replica, which has it cached since then."""
+    """A prompt sent to a replica, which has it cached since."""
 
     replica: str
     prefixes: Prefixes  # their hashes, shortest first
@@ -51,19 +51,19 @@ class Report(NamedTuple):
     writer: str  # unique name of the process, never reused
     number: Count  # grows with each report of the process
     in_flight: dict[str, Count]
-    keys: dict[str, KeyUse]  # its use of the keys with limits, by the ids of their clients
+    keys: dict[str, KeyUse]  # its use of keys with limits, by client id
     ejected: dict[str, Ejection]
-    # Tokens so far of its answers whose steps are known, and these steps, by replica.
+    # Total tokens and steps of its answers whose steps are known, by replica.
     answered: dict[str, tuple[Amount, Amount]]
     draining: dict[str, Draining]
-    responses: dict[str, str]  # the backends that hold the stored responses of the last seconds, by response id
-    prompts: list[list[SentPrompt]]  # since the report before, between that and the one before it, and so on
-    served_s: dict[str, dict[str, Seconds]]  # what it has served each client, by its id, and by model with a queue
+    responses: dict[str, str]  # backends that hold the responses stored in the last seconds, by response id
+    prompts: list[list[SentPrompt]]  # new since the previous report, new in that one, and so on
+    served_s: dict[str, dict[str, Seconds]]  # by model with a queue: what it served, by client id
     format: Literal[5] = 5
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
-        return orjson.dumps(tuple(self), default=tuple)  # it takes no subclass of a tuple
+        return orjson.dumps(tuple(self), default=tuple)  # orjson accepts no subclass of tuple
 
 
 _REPORT = TypeAdapter(Report, config=ConfigDict(strict=True, allow_inf_nan=False))

@@ -1,4 +1,4 @@
-"""What an exchange came to: its outcome (times, tokens, acceptance); what follows for its key, policy and series."""
+"""Accounts for an exchange: its outcome (times, tokens, acceptance), and the updates of key, policy and series."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _OTHER: Final = Endpoint.OTHER
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
 FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
-"""Outcomes that are no fault of the client."""
+"""Outcomes that are not the client's fault."""
 _ANSWERED: Final = frozenset({"ok", "cancelled", "interrupted"})
 _RESCUES: Final = {"ok": "complete", "cancelled": "cancelled"}
 _MOST_PER_BYTE: Final = 64
-"""Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
+"""Tokens that an engine may compute per byte of a request: one query may be ranked against many short documents."""
 
 _AUDIO: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _AUDIO_TOKENS_PER_S: Final = 50
 """Positions of Whisper's encoder: 1,500 for each 30 s."""
 
 _AUDIO_BYTES_PER_S: Final = 8_000
-"""Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
+"""Rate of a compressed recording, 64 kbit/s; few are below a third of it."""
 
 
 def conclude(ended: Delivery, relay: RelayContext, body: bytes, *, is_over: bool) -> None:
-    """End an exchange in steps, each of which is taken whatever the others raise: else a key would not get its place.
+    """End an exchange in steps; each runs even if another raises, or the key would not get its place back.
 
-    A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
+    A request that ran out of time (`is_over`) is charged although unanswered: its engine has worked for it.
     """
     model = ended.routed.model
     model.traffic.end(ended.routed.client)
@@ -58,21 +58,21 @@ def conclude(ended: Delivery, relay: RelayContext, body: bytes, *, is_over: bool
 
 
 Account = tuple[Usage | None, Outcome | None, int, int]
-"""The usage that is believed, the outcome, and the tokens of prompt and answer that the key is charged."""
+"""The credible usage, the outcome, and the prompt and output tokens that the key is charged."""
 
 
 def account_of(ended: Delivery, body: bytes, *, is_over: bool) -> Account:
-    """Return what an exchange came to.
+    """Return the account of an exchange.
 
     If nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request,
-    which are computed on first use.
+    which are computed lazily.
     """
     usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, ended.request
     if decision is None or upstream is None:
         return usage, None, 0, 0
     is_answered = ended.label in _ANSWERED
     if request.endpoint is _OTHER:
-        # Only a `POST` with a body makes an engine work: asking again for a stored response reports its usage again.
+        # Only a `POST` with a body costs an engine work: fetching a stored response reports its usage again.
         if not body or request.method != "POST" or not (is_answered or is_over):
             return usage, None, 0, 0
         return _passed_through(ended, decision, upstream, request.path, body, ended.answer)
@@ -94,22 +94,22 @@ def account_of(ended: Delivery, body: bytes, *, is_over: bool) -> Account:
 
 
 def _charge(ended: EndedExchange, relay: RelayContext) -> None:
-    """Release the request's place among those of its key, and charge its tokens to the key."""
+    """Release the key's place in flight, and charge the tokens to the key."""
     relay.limits.leave(ended.client, ended.tokens)
     if ended.tokens:
         relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
 
 
 def _learn(ended: EndedExchange, relay: RelayContext) -> None:
-    """Pass what was seen of the engine to those that learn, and that the request has left it if there is nothing."""
+    """Have the policy and others learn from the exchange; if the policy does not, tell it that the request has left."""
     if not _observed(ended, relay) and ended.decision is not None:
         ended.routed.model.left(ended.decision)
 
 
 def _observed(ended: EndedExchange, relay: RelayContext) -> bool:
-    """Pass on what was seen of the engine; return whether the policy was told the outcome."""
+    """Pass on what the exchange shows of the engine; return whether the policy observed the outcome."""
     upstream, usage, outcome, routed = ended.upstream, ended.usage, ended.outcome, ended.routed
-    if upstream is not None and usage is not None and usage.ignored:  # or it is another engine, so it is probed now
+    if upstream is not None and usage is not None and usage.ignored:  # it may be another engine: probe it now
         relay.pool.report_failure(upstream.backend)
     if upstream is None or ended.label not in _ANSWERED:
         return False
@@ -118,7 +118,7 @@ def _observed(ended: EndedExchange, relay: RelayContext) -> bool:
         prompt_tokens = outcome.prompt_tokens if is_other and outcome is not None else usage.prompt_tokens
         if prompt_tokens is not None:
             routed.model.parts.learn(routed.unseen, routed.features.client, prompt_tokens)
-    if is_other or ended.rescued_from:  # times and steps of a rescued stream are not those of a single backend
+    if is_other or ended.rescued_from:  # a rescued stream's times and steps are of two backends
         return False
     has_pace = ended.label == "ok" and not ended.was_paused
     if outcome is None:
@@ -133,7 +133,7 @@ def _observed(ended: EndedExchange, relay: RelayContext) -> bool:
         upstream.learn_chunks(outcome.output_tokens, chunks)
     if has_pace:
         upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / features.n)
-    # What was drafted less deep than its engine does otherwise says nothing of its method.
+    # Drafts limited to a smaller depth than the engine's own say nothing about its method.
     is_cut = relay.router.depth(model.name, upstream.backend.name) is not None
     if model.observe is None or is_cut:
         return False
@@ -152,7 +152,7 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
         return
     bound = upstream.metrics
     first = ended.routed.model.upstreams.get(ended.rescued_from)
-    if first is not None:  # else it was not rescued, or what it was rescued from has left the pool
+    if first is not None:  # else it was not rescued, or the failed backend has left the pool
         metrics.rescues.labels(*first.metrics.labels, _RESCUES.get(ended.label, "failed")).inc()
     bound.outcomes[ended.label].inc()
     if usage is not None:
@@ -174,10 +174,10 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
 def _passed_through(
     ended: EndedExchange, decision: Decision, upstream: Upstream, path: str, body: bytes, answer: PassThrough | None
 ) -> Account:
-    """Return what an exchange of an endpoint came to that is only passed through."""
+    """Return the account of an exchange that was only passed through."""
     usage, events = ended.usage, 0
     if isinstance(answer, MeteredAnswer):
-        if usage is None:  # it was cut short
+        if usage is None:  # the answer was cut short
             answer.read_usage()
             usage = answer.usage
         events = answer.events_passed
@@ -199,7 +199,7 @@ def _passed_through(
 
 
 def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_tokens: int = 0) -> Usage | None:
-    """Return the usage without what cannot be."""
+    """Return the usage without impossible values."""
     if usage is not None:
         most = backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS
         told = max(usage.prompt_tokens or 0, usage.output_tokens or 0)
@@ -210,9 +210,9 @@ def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_
 
 
 def _unseen_tokens(ended: EndedExchange, upstream: Upstream, usage: Usage | None) -> int:
-    """Return what was generated of an answer in one piece that was given up.
+    """Return the tokens generated for an answer in one piece that was given up.
 
-    Nobody has seen it: it is estimated from the time that the engine had, and how fast it has been of late.
+    Nobody has seen them: the estimate is the time that the engine had, divided by its recent pace.
     """
     features = ended.routed.features
     if features.stream or usage or ended.unread_bytes or features.endpoint is _EMBEDDINGS:
@@ -223,7 +223,7 @@ def _unseen_tokens(ended: EndedExchange, upstream: Upstream, usage: Usage | None
 
 
 def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
-    """Return whether the policy does not learn, and the engine reported neither times nor acceptance."""
+    """Return whether the policy does not learn, and the engine reported tokens but neither times nor acceptance."""
     return (
         usage is not None
         and usage.prompt_tokens is not None
@@ -239,8 +239,8 @@ def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
 def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, upstream: Upstream) -> Outcome:
     """Return the outcome of a request.
 
-    The number of tokens is the engine's, or an estimate: the number of chunks, times the usual tokens of one. Its times
-    begin when the request left the gateway's queue: no backend is to blame for the wait.
+    The number of tokens is the engine's, or an estimate: the number of chunks times the usual tokens per chunk. Times
+    start when the request left the gateway's queue: no backend is to blame for that wait.
     """
     stream, usage, features = ended.stream, usage or Usage(), ended.routed.features
     single = features.n == 1
@@ -259,7 +259,7 @@ def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, up
         steps = chunks or None
     elif is_own and tokens_per_step is None and output_tokens:
         tokens_per_step = _tokens_per_step(features, upstream.backend, output_tokens, chunks)
-    has_pace = single and not ended.was_paused  # else it is the client's
+    has_pace = single and not ended.was_paused  # else the pace is the client's
     generation_s = ended.last_s - ended.first_s if stream is not None and ended.first_s else usage.generation_s
     return Outcome(
         request=features,
@@ -282,10 +282,10 @@ def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, up
 
 
 def _tokens_per_step(features: RequestFeatures, backend: Backend, tokens: int, chunks: int) -> float | None:
-    """Return the tokens per step of an answer whose engine does not report it; None if its chunks do not tell.
+    """Return the tokens per step of an answer whose engine does not report it; None if its chunks do not show it.
 
-    Each step of a baseline emits a token. Otherwise a chunk is a step; but the parser of calls holds chunks back, and
-    chunks with more tokens than were drafted, and one, are several that were joined.
+    Each step of a baseline emits one token. Otherwise a chunk is a step; but the parser of tool calls holds chunks
+    back, and a chunk with more than k + 1 tokens joins several steps.
     """
     if backend.method is _BASELINE:
         return 1.0
@@ -335,9 +335,9 @@ def tokens_of(path: str, body: bytes, usage: Usage | None, events: int) -> tuple
 
 
 def against_objective(ended: EndedExchange, slo: Slo) -> str:
-    """Return `kept`, `missed` or `failed`; empty if that cannot be told. `slo` bounds what the request does not.
+    """Return `kept`, `missed` or `failed`; empty if unknown. `slo` applies where the request sets no bound.
 
-    An answer in one piece shows neither its first token nor the time between two. If both are bounded, so is all of it.
+    An answer in one piece shows neither its first token nor the pace after it. If both are bounded, so is the whole.
     """
     if ended.label in FAILED:
         return "failed"

@@ -33,7 +33,7 @@ _RELAYED: Final = Sender()
 
 _PERIOD_S: Final = 0.05
 _PERIODS: Final = 10
-"""For how long, and in which steps, a request waits for a place of its key that a peer may have left already."""
+"""Length and number of the waits for a place of the request's key that a peer may already have released."""
 
 
 def begin(
@@ -50,7 +50,7 @@ def begin(
     Parameters
     ----------
     observers
-        Who follows the exchange besides those that follow all.
+        Observers of this exchange, in addition to those of all exchanges.
     closed
         Names of backends that have no room for the request.
     """
@@ -72,7 +72,7 @@ def begin(
 async def _enter_later(
     turn: _Turn, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
 ) -> None:
-    """Admit a request once its key has a place, or refuse it when peers have reported and still leave none."""
+    """Admit a request once its key has a place, or refuse it if peers have reported and still leave none."""
     relay, client = turn.relay, delivery.request.client
     try:
         for left in range(_PERIODS, 0, -1):
@@ -97,7 +97,7 @@ async def _enter_later(
 def _admit(
     relay: RelayContext, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
 ) -> None:
-    """Route a request that has a place; one with a large body in its turn."""
+    """Route a request that has a place; if its body is large, in turn."""
     if len(body) <= SMALL_BYTES:
         _route(relay, delivery, body, reply, sender, closed)
     else:
@@ -122,22 +122,22 @@ class _Turn:
 
     def __init__(self, relay: RelayContext, client: Client | None) -> None:
         self.relay = relay
-        self._client = client  # whose place it has, if any
+        self._client = client  # whose place in flight it holds, if any
         self.is_open = True
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self.is_open = False
 
     def client_gone(self) -> None:
-        """Release the request's place among those of its key."""
+        """Release the key's place in flight, if the request holds one."""
         if self.is_open:
             self.is_open = False
             if self._client is not None:
                 self.relay.limits.leave(self._client, 0)
 
     def pause(self) -> None:
-        """Do nothing: nothing is answered."""
+        """Do nothing: there is no answer yet."""
 
     def resume(self) -> None:
         """Do nothing."""
@@ -146,7 +146,7 @@ class _Turn:
 def _route_in_turn(
     turn: _Turn, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
 ) -> Iterator[None]:
-    """Find out, step by step, what it costs to parse the body before that is done; then route the request."""
+    """Check step by step, before parsing it, what the body costs to parse; then route the request."""
     relay = turn.relay
     try:
         for _ in relay.router.check(body):
@@ -221,7 +221,7 @@ def _routed(
 
 
 def _is_homeless(exchange: Exchange) -> bool:
-    """Return whether it is not known where the response is to which a request refers, or that backend is gone."""
+    """Return whether the backend that holds the response to which a request refers is unknown, or gone."""
     routed = exchange.routed
     members = exchange.relay.pool.of(routed.model.name)
     is_there = [each.health.state is not _DOWN for each in members if each.name == routed.home]
@@ -231,14 +231,14 @@ def _is_homeless(exchange: Exchange) -> bool:
 async def _find_home(exchange: Exchange, rank: int) -> None:
     """Ask all engines for the response to which a request refers, and send the request to the one that holds it.
 
-    This gateway may have begun after the response was made, or another one have passed it on. No engine makes up an
-    answer to a conversation that is lost: where none holds it, the client is told so.
+    The response may be older than this gateway, or have been relayed by another one. If no engine holds it, the client
+    gets an error: an engine must not make up an answer to a lost conversation.
     """
     relay, routed = exchange.relay, exchange.routed
     try:
         wanted = routed.response_id
         async with relay.lookups.place(routed.client):
-            if not exchange.is_open:  # its client has gone, or its time is over
+            if not exchange.is_open:  # its client has gone, or its time is up
                 return
             up = relay.pool.up(routed.model.name)
             said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])

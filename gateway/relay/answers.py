@@ -1,6 +1,6 @@
-"""How an answer is held back and passed on: only once it is known to be valid.
+"""Holds an answer back until it is known to be valid.
 
-A stream is passed on after its first complete event, any other answer of an inference endpoint when it is complete.
+A stream is passed on from its first complete event, any other answer of an inference endpoint when it is complete.
 Until then the request can be retried on another backend. The classes know neither sockets nor backends.
 """
 
@@ -19,7 +19,7 @@ from gateway.http.headers import is_json, media_type
 from policies.features.request import Endpoint
 
 MAX_HELD_BYTES: Final = 1 << 20
-"""Size up to which an answer in one piece is held; a longer one is passed on before its end is known."""
+"""Size up to which an answer in one piece is held; a longer one is passed on before its end has arrived."""
 
 
 _TAIL_BYTES: Final = 1 << 16
@@ -28,12 +28,12 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class PassThrough:
-    """An answer that is passed on as it comes; the base class of the others."""
+    """An answer that is passed on as it arrives; the base class of the others."""
 
-    usage: Usage | None = None  # usage as the engine reported it; None before the end and without a report
+    usage: Usage | None = None  # usage as reported by the engine; None before the end
     events: EventStream | None = None  # the events of a stream; None for other answers
-    error_status = 0  # of an error in the place of the answer, or among the events of a stream; 0 without one
-    unread_bytes = 0  # bytes passed on without having been read for their usage
+    error_status = 0  # status of an error in place of the answer, or among its events; 0 without one
+    unread_bytes = 0  # bytes passed on without reading their usage
 
     def note_error(self, status: int) -> None:
         """Record an error among the events of a stream."""
@@ -49,9 +49,9 @@ class PassThrough:
 
 
 class MeteredAnswer(PassThrough):
-    r"""An answer that is passed on as it comes; enough of its end is kept to read its usage.
+    r"""An answer that is passed on as it arrives; enough of its end is kept to read its usage.
 
-    The end of a long answer of an inference endpoint is passed on only once it is known to be one.
+    The end of a long answer of an inference endpoint is held until it is known to be complete.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class MeteredAnswer(PassThrough):
         return data
 
     def end(self) -> bytes:
-        """Read the usage, and return what was kept back."""
+        """Read the usage, and return what was held back."""
         self.read_usage()
         rest = self._tail.rstrip()
         if self._is_checked:
@@ -122,7 +122,7 @@ def _usage_of_events(tail: bytes) -> Usage | None:
 
 
 def _usage_of_json(tail: bytes, *, is_whole: bool) -> Usage | None:
-    """Return the usage in a document, or near the end of one, not in its texts: their quotes are escaped."""
+    """Return the usage in a document, or near its end; texts cannot pass for it, since their quotes are escaped."""
     try:
         if is_whole:
             return read_other_usage(orjson.loads(tail))
@@ -147,15 +147,14 @@ class WholeAnswer(PassThrough):
 
     def __init__(self, endpoint: Endpoint, items: int = 0, *, is_checked: bool) -> None:
         self._endpoint = endpoint
-        self._items = items  # inputs that an answer of embeddings has; 0 for others
-        # body, document: the complete answer, and its JSON if it was checked; None before the end and if it was too
-        # long to be held.
+        self._items = items  # inputs that an answer of embeddings must cover; 0 for others
+        # body, document: the complete answer, and its JSON if checked; None before the end, or if it is too long.
         self.body: bytes | None = None
         self.document: object = None
         self._is_checked = is_checked  # whether it must be JSON; errors of the engine need not be
         self._parts: list[bytes] = []
         self._size_bytes = 0
-        self._metered: MeteredAnswer | None = None  # of an answer that is too long to be held
+        self._metered: MeteredAnswer | None = None  # handles an answer too long to hold
 
     def feed(self, data: bytes) -> bytes:
         """Hold the data, or pass everything on if it is too long."""
@@ -170,7 +169,7 @@ class WholeAnswer(PassThrough):
         return self._metered.feed(data)
 
     def end(self) -> bytes:
-        """Return the answer, once it has been checked."""
+        """Check the answer and return it."""
         if self._metered is not None:
             rest = self._metered.end()
             self.usage, self.unread_bytes = self._metered.usage, self._metered.unread_bytes
@@ -219,7 +218,7 @@ class StreamAnswer(PassThrough):
 
 
 def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, items: int, *, has_choices: bool) -> PassThrough:
-    """Return what handles an answer, by its head."""
+    """Return the handler of an answer, by its head."""
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
     is_encoded = b"content-encoding" in by_name

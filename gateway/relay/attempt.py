@@ -1,7 +1,6 @@
-"""One call to one backend: the place that it holds among the requests in flight there, and the reception of its answer.
+"""One call to one backend: its place among the requests in flight there, and the reception of its answer.
 
-What of the answer can be passed on goes to the client through the `Delivery`; failures go to the exchange, which alone
-decides what follows from them.
+The answer goes to the client through the `Delivery`; failures go to the exchange, which alone decides what follows.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _NOTHING: Final = frozenset[bytes]()
 
 
 class Tried(ABC):
-    """The exchange, as its attempts know it: the request, and what follows from what they get."""
+    """The exchange as its attempts see it: the request, and the effects of what they receive."""
 
     relay: RelayContext
     request: RequestHeaders
@@ -58,7 +57,7 @@ class Tried(ABC):
     rescuer: Rescuer | None
     sender: Sender
     engine_id: bytes  # the id of the request for engines
-    traced: Traced | None  # by whose account the gateway takes part in the trace; None if it does not
+    traced: Traced | None  # traces the request; None if it is not traced
 
     @abstractmethod
     def choose(self, candidates: list[Backend], reason: str = "") -> Attempt:
@@ -66,7 +65,7 @@ class Tried(ABC):
 
     @abstractmethod
     def failed(self, attempt: Attempt, failure: Failure) -> Step:
-        """Do what follows from a failure, and return it: see `gateway.relay.failover`."""
+        """Handle a failure and return the step taken: see `gateway.relay.failover`."""
 
     @abstractmethod
     def succeed(self, attempt: Attempt, answer: PassThrough) -> None:
@@ -78,11 +77,11 @@ class Tried(ABC):
 
     @abstractmethod
     def note_served(self) -> None:
-        """Report the backends that have failed the request, since another one serves it."""
+        """Report the backends that failed the request, since another one serves it."""
 
 
 class Attempt(WholeReceiver):
-    """The part of one backend in an exchange, and the receiver of its answer."""
+    """One backend's part in an exchange; it receives its answer."""
 
     def __init__(
         self, exchange: Tried, delivery: Delivery, upstream: Upstream, decision: Decision, *, is_sent: bool = False
@@ -92,13 +91,13 @@ class Attempt(WholeReceiver):
         self.request_id = delivery.request_id
         self.upstream = upstream
         self.decision = decision
-        # Whether the backend gets the request to show that it can serve again.
+        # Whether the request tests if the backend can serve again.
         self.is_on_trial = decision.reason == TRIAL
         # The call in flight; None before it is sent, and after its end. `is_sent`: a proxy has sent it already.
         self.call: Call | None = Call(b"", b"", self) if is_sent else None
-        self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
+        self.last_read_s = 0.0  # when it was sent or its answer last read, by `time.perf_counter`
         self.added: Added = ()
-        self._declined = _NOTHING  # what the engine has refused of that
+        self._declined = _NOTHING  # those that the engine has rejected
         self._has_place = False
         self._take()
 
@@ -111,10 +110,10 @@ class Attempt(WholeReceiver):
         self.last_read_s = _now_s()
 
     def send(self, candidates: Sequence[Backend]) -> None:
-        """Send the request to the backend, with what the gateway adds to it."""
+        """Send the request to the backend, with the gateway's additions."""
         exchange, routed = self.exchange, self.exchange.routed
         rescuer, body = exchange.rescuer, exchange.body
-        options = routed.usage_options if exchange.sender.is_relayed else None  # a proxy passes on the usage too
+        options = routed.usage_options if exchange.sender.is_relayed else None  # a proxy forwards the usage
         if rescuer is not None or options is not None:
             body, self.added = body_of(body, options, rescuer, self.upstream.habits, self._declined)
         depth = exchange.relay.router.depth(routed.model.name, self.decision.backend)
@@ -129,7 +128,7 @@ class Attempt(WholeReceiver):
             self.call.resume()
 
     def release(self) -> None:
-        """Release the place, at the end of the call, or if none could be made."""
+        """Release the place, at the end of the call or if it could not be made."""
         self.call = None
         if self._has_place:
             self._has_place = False
@@ -152,7 +151,7 @@ class Attempt(WholeReceiver):
             self.exchange.succeed(self, answer)
 
     def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
-        """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
+        """Return how long a backend has been silent on this request; None if it is not expected to answer."""
         if self.call is None or self.call.paused or self.upstream.backend is not backend:
             return None
         if self.delivery.endpoint is _OTHER:
@@ -160,7 +159,7 @@ class Attempt(WholeReceiver):
         prompt_tokens = 0 if self.delivery.first_s else self.exchange.routed.features.prompt_tokens
         return Silence(now_s - self.last_read_s, prompt_tokens)
 
-    # Called by what goes on with a stream elsewhere
+    # Called by the rescuer
 
     def leave_for(self, candidates: list[Backend]) -> Attempt:
         """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
@@ -168,7 +167,7 @@ class Attempt(WholeReceiver):
         return self.exchange.choose(candidates, "rescue")
 
     def ask(self, target: bytes, body: bytes, receiver: Receiver, candidates: Sequence[Backend] = ()) -> None:
-        """Send a request to the backend, which was chosen among the candidates; its answer goes to a receiver."""
+        """Send a request to the backend, chosen among the candidates; its answer goes to a receiver."""
         exchange, request = self.exchange, self.exchange.request
         if receiver is not self:
             self.last_read_s = _now_s()
@@ -192,7 +191,7 @@ class Attempt(WholeReceiver):
         name = upstream.backend.name
         self.exchange.end_with_error(backend_failed(name, "broken", message, has_begun=True, may_repeat=True))
 
-    # Called by the upstream client, and by what goes on with a stream elsewhere
+    # Called by the upstream client and the rescuer
 
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Pass on an answer that was read in one piece."""
@@ -277,7 +276,7 @@ class Attempt(WholeReceiver):
         if delivery.status in TOLD_IN_BODY and self._is_dealt_with(delivery.status, rest):
             return
         if answer.events is not None and not answer.events.ending.is_complete:
-            # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
+            # The HTTP is valid, but proves nothing: with HTTP/1.0, or behind a proxy, every end looks like this.
             flaw = answer.events.ending.flaw or "ended the stream before its last event"
             self.on_error(InvalidAnswerError("broken", flaw))
             return
@@ -288,7 +287,7 @@ class Attempt(WholeReceiver):
         self.exchange.succeed(self, answer)
 
     def _on_given_up(self, answer: PassThrough, events: EventStream, now_s: float) -> None:
-        """Handle that the engine gives up a stream; an error that it names itself may be for the client."""
+        """Handle a stream that the engine gives up; an error among its events may be for the client."""
         delivery, status = self.delivery, events.ending.error_status
         if not status:
             self.on_error(InvalidAnswerError("broken", events.ending.flaw))
@@ -306,16 +305,16 @@ class Attempt(WholeReceiver):
         delivery.send(answer, events.pass_withheld(), now_s)
 
     def on_error(self, error: UpstreamError | InvalidAnswerError) -> None:
-        """Handle a failure of the connection, or an answer that is not whole or not what was asked for."""
+        """Handle a failed connection, or an answer that is incomplete or invalid."""
         is_cut = error.kind == "broken" or (error.kind == "garbage" and isinstance(error, UpstreamError))
-        # A server may cut an answer that nobody reads: then the client was too slow.
+        # A server may cut an answer that nobody reads: that is the fault of a slow client.
         self.exchange.failed(self, Failure(error.kind, str(error), is_proof=is_cut and not self.delivery.was_paused))
 
     def _is_dealt_with(self, status: int, body: bytes) -> bool:
-        """Return whether an error of the engine is dealt with, so that the client does not get it.
+        """Handle an error of the engine if possible; return whether, in which case the client does not get it.
 
-        What the gateway has added is left out, what is too long goes elsewhere. Where none takes it and all contexts
-        are alike, the engine's own error says enough.
+        A rejected addition of the gateway is left out; a request that is too long goes elsewhere. If no backend takes
+        it and all contexts are alike, the engine's own error says enough.
         """
         exchange, backend, pool = self.exchange, self.upstream.backend, self.exchange.relay.pool
         if self.delivery.has_begun and status not in RETRYABLE:
@@ -336,7 +335,7 @@ class Attempt(WholeReceiver):
         return True
 
     def _repeat_without(self, refused: list[bytes]) -> None:
-        """Send the request to the same backend once more, without parameters that the gateway has added."""
+        """Resend the request to the same backend, without parameters that the gateway had added."""
         self.cancel()
         self.delivery.restart()
         self._declined = self._declined.union(refused)

@@ -1,8 +1,8 @@
-"""What exchanges share: the state of the gateway process.
+"""The state of the gateway process that exchanges share.
 
 The hot path consists of callbacks on one event loop. A frontend (`gateway.relay.frontend`) begins an exchange with a
-`Reply`; the upstream client calls it with the answer; each chunk is passed on in the same call that read it. Nothing on
-this path waits for a file, a scrape or a fit.
+`Reply`; the upstream client calls it with the answer; the call that reads a chunk also passes it on. Nothing on this
+path waits for a file, a scrape or a fit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gateway.routing.series import RequestSeries
 _IDS_AT_ONCE: Final = 256
 _TOGETHER_S: Final = 1.0
 STOPPING: Final = "gateway_stopping"
-"""The code of the error that ends what is in flight when the drain time is over."""
+"""Error code of requests still in flight when the drain time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Timeouts:
 
 
 RescuerFor = Callable[[RequestHeaders, bytes, RoutedRequest], Rescuer]
-"""Returns what goes on elsewhere with the stream of a request: its head, its body and its routing."""
+"""Returns the rescuer of a request's stream, from its head, its body and its routing."""
 
 
 @dataclass(eq=False)
 class RelayContext:
     """The state shared by all exchanges of a gateway process.
 
-    A reload replaces the first four in a copy: exchanges in flight keep theirs, and are in `exchanges` of both.
+    A reload replaces the first four in a copy: exchanges in flight keep theirs, and both copies share `exchanges`.
     """
 
     router: Router
@@ -69,12 +69,12 @@ class RelayContext:
     metrics: RequestSeries
     writes: WriteBatch
     exchanges: set[Ongoing] = field(default_factory=set)  # the exchanges in flight
-    lookups: Lookups = field(default_factory=Lookups)  # of stored responses that are not known here
+    lookups: Lookups = field(default_factory=Lookups)  # of stored responses whose backend is unknown here
     turns: Turns = field(default_factory=Turns)  # where large bodies are parsed one after another
     # Where requests wait for the first replica of their model.
     first_start: FirstStart = field(default_factory=FirstStart)
-    # followers: what observes the exchanges of a model, by its name; rescuer_for: what goes on with streams elsewhere;
-    # reporter: what reports requests outside. None if nothing does.
+    # followers: observe the exchanges of a model, by its name; rescuer_for: returns what resumes a stream elsewhere;
+    # reporter: reports requests to the outside. None if no room does.
     followers: dict[str, list[Follower]] = field(default_factory=dict)
     rescuer_for: RescuerFor | None = None
     reporter: Reporting | None = None
@@ -92,7 +92,7 @@ class RelayContext:
         self.followers, self.rescuer_for, self.reporter = followers, rescuer_for, reporter
 
     def new_request_id(self) -> bytes:
-        """Return 32 random hex digits: nobody can know the ids of others, and take them first."""
+        """Return 32 random hex digits, so that nobody can guess the ids of others and claim them first."""
         if not self._ids:
             digits = os.urandom(16 * _IDS_AT_ONCE).hex().encode()
             self._ids = [digits[at : at + 32] for at in range(0, len(digits), 32)]
@@ -108,23 +108,23 @@ class RelayContext:
         send_error(reply, error, path, request_id, access.lines_of_refusal(target, headers))
 
     def note_refused(self, refused: Refused, error: GatewayError) -> None:
-        """Count a request that was refused before routing: its head, or over a limit, or for an unknown model."""
+        """Count a request that was refused before routing: for its head, a limit, or an unknown model."""
         self.metrics.count_refusal()
         if self.reporter is not None:
             self.reporter.refuse(refused, error)
 
     def ready(self, backend: Backend) -> None:
-        """Send requests that wait, since a backend may take more."""
+        """Send waiting requests, since a backend may take more."""
         self.first_start.ready(backend)
         if (queue := self.queues.get(backend.model)) is not None:
             queue.dispatch()
 
     def abandon(self, backend: Backend) -> None:
-        """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
+        """Retry the exchanges that wait for the first byte of a backend which went down."""
         self._for_each(lambda exchange: exchange.backend_is_down(backend))
 
     def books(self, backend: Backend) -> Books:
-        """Return what the requests in flight at a backend tell of it."""
+        """Return what the requests in flight at a backend show about it."""
         now_s = time.perf_counter()
         attempts = [each.attempt for each in self.exchanges]
         found = [each.silence_of(backend, now_s) for each in attempts if each is not None]
@@ -132,13 +132,13 @@ class RelayContext:
         silent_s = max((each.seconds for each in waiting), default=0.0)
         prompt_tokens = 0
         if silent_s > self.pool.rules.silence_s:
-            # What was sent later than the first would not have held it up.
+            # Prompts sent after the first one would not have delayed it.
             together = [each.prompt_tokens for each in waiting if each.seconds > silent_s - _TOGETHER_S]
             prompt_tokens = max(together)
         return Books(backend.read_s, silent_s, prompt_tokens)
 
     def sweep(self) -> None:
-        """Check all exchanges for silent backends and waits that are over; called about once a second."""
+        """Check all exchanges for silent backends and expired waits; called about twice a second."""
         now_s = time.perf_counter()
         self._for_each(lambda exchange: exchange.check_silence(now_s))
         self.first_start.end_overdue(now_s)
@@ -155,7 +155,7 @@ class RelayContext:
         self._for_each(lambda exchange: exchange.end_with_error(error))
 
     def _for_each(self, call: Callable[[Ongoing], None]) -> None:
-        """Call a function for each exchange in flight, also after one of them has raised."""
+        """Call a function for each exchange in flight, even if one raises."""
         for exchange in list(self.exchanges):
             with background.guarded("requests"):
                 call(exchange)

@@ -1,4 +1,4 @@
-"""The delivery of an answer: what the client has of it, and how more of it, its end or an error is passed on."""
+"""Delivers an answer: tracks what the client has received, and passes on more of it, its end, or an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_HEADERS: Final[HeaderList] = []
 
 
 class Delivery(EndedExchange):
-    """The answer on its way to the client; in the end the record of the exchange."""
+    """The answer on its way to the client; at the end, the record of the exchange."""
 
     __deletable__: ClassVar[list[str]] = ["_reply"]  # for mypyc
 
@@ -35,15 +35,15 @@ class Delivery(EndedExchange):
         self._reply = reply
         self.request = request
         self._headers = _NO_HEADERS
-        # The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
+        # The answer of the current attempt; for a rescued stream, that of the first. None before its head.
         self.answer: PassThrough | None = None
         self.endpoint = request.endpoint  # the API of the request
         self.has_begun = False  # whether the client has part of the answer
-        self.observers = observers  # who follows the exchange
+        self.observers = observers  # observers of the exchange
         self.is_paused = False  # whether the client is slow to receive it
 
     def restart(self) -> None:
-        """Drop what another attempt has left, of which the client has nothing."""
+        """Drop what an earlier attempt left, none of which the client has."""
         self.answer = None
         self.first_s = 0.0
 
@@ -61,7 +61,7 @@ class Delivery(EndedExchange):
         self.was_paused = self.was_paused or is_paused
 
     def note_first(self, now_s: float) -> None:
-        """Record when the first bytes of the answer came."""
+        """Record when the first bytes of the answer arrived."""
         self.first_s = now_s
 
     def open(self, status: int, headers: HeaderList, routed: RoutedRequest) -> PassThrough:
@@ -94,7 +94,7 @@ class Delivery(EndedExchange):
         self._reply.whole(status, self._lines(lines, upstream, decision), body)
 
     def note_whole(self, answer: PassThrough) -> None:
-        """Show a complete answer in one piece to those who follow."""
+        """Show a complete answer in one piece to the observers."""
         if self.observers and isinstance(answer, WholeAnswer) and answer.body is not None:
             tell_answer(self.observers, answer.body, answer.document)
 
@@ -105,12 +105,12 @@ class Delivery(EndedExchange):
         self._reply.end()
 
     def answer_with(self, error: GatewayError, choice_lines: bytes = b"") -> None:
-        """Answer with an error; nothing has been passed on. `choice_lines` are header lines about a backend."""
+        """Answer with an error, before anything was passed on. `choice_lines` are header lines about a backend."""
         request = self.request
         send_error(self._reply, error, request.path, self.request_id, request.answer_lines + choice_lines)
 
     def interrupt(self, error: GatewayError) -> None:
-        """End an answer that has begun: a stream with an event, another one by closing the connection."""
+        """End an answer that has begun: a stream with an error event, any other by closing the connection."""
         if self.answer is not None and self.answer.events is not None:
             self._reply.data(error.event(self.endpoint))
             self._reply.end()
@@ -158,7 +158,7 @@ class Delivery(EndedExchange):
                 self.usage = rescued.usage
 
     def let_go(self) -> list[Observer]:
-        """Return the observers; those who keep the record keep neither them, the client nor the answer."""
+        """Return the observers; drop them, the client and the answer, since others may keep the record."""
         observers, self.observers = self.observers, []
         self.answer, self._headers = None, _NO_HEADERS
         del self._reply

@@ -1,4 +1,4 @@
-"""What an error of an engine means: whether its answer is for the client, or its backend has failed the request."""
+"""Decides whether an engine's error is for the client, or its backend has failed the request."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 REFUSALS: Final = frozenset({400, 422})
 OVERLOADED: Final = 503
-"""An engine that says so, and is at work, is not at fault, unless most of the others are at hand."""
-RETRYABLE: Final = frozenset({BUSY, 500, 502, OVERLOADED})  # not 504: a server between says that the engine is slow
+"""No evidence against an engine that is at work, unless most of the other replicas are up."""
+RETRYABLE: Final = frozenset({BUSY, 500, 502, OVERLOADED})  # not 504: there a proxy says that the engine is slow
 TOLD_IN_BODY: Final = RETRYABLE | REFUSALS | {_NOT_FOUND}
-"""Errors of which the body is read for what they mean."""
+"""Errors whose meaning depends on their body."""
 _FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
-"""How an engine says with 503 that it has too much to do; vLLM: `currently busy and cannot accept new requests`."""
+"""Words by which a 503 says that the engine is full; vLLM: `currently busy and cannot accept new requests`."""
 
 _WHOLE_NAME: Final = rb"(?<![\w./:-])%b(?![\w/:-]|\.\w)"
-"""A model's name, and not that of an adapter or alias which begins or ends with it."""
+"""A model's name, but not as part of the name of an adapter or alias."""
 
 
 def failure_of(
     status: int, body: bytes, backend: Backend, pool: Pool, endpoint: Endpoint, *, knows_key: bool
 ) -> Failure | None:
-    """Return the failure that an error of an engine is; None if it is for the client to see.
+    """Return the failure that an engine's error stands for; None if the error is for the client.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _learn_context(backend: Backend, pool: Pool, tokens: int) -> None:
 
 
 def redirects_elsewhere(status: int, headers: HeaderList, authority: bytes) -> bool:
-    """Return whether an answer leads to another server than the one at an address."""
+    """Return whether an answer redirects to another server than the one at `authority`."""
     if not 300 <= status < 400:
         return False
     locations = [value for name, value in headers if name == b"location"]

@@ -1,8 +1,7 @@
 """The exchange: one request from the choice of its backend to its end.
 
-It decides which backend gets the request; what follows from a failure is carried out by `gateway.relay.failover`. There
-is one for each request that was routed, with one `Delivery`, which alone writes to the client; and an `Attempt` for
-each backend that gets the request, of which a retry or a rescue makes a second.
+It decides which backend gets the request; `gateway.relay.failover` handles failures. Each routed request has one, with
+one `Delivery`, which alone writes to the client, and an `Attempt` per backend: a retry or a rescue makes a second.
 """
 
 from __future__ import annotations
@@ -61,21 +60,20 @@ class Exchange(Failing):
         self.routed = routed
         self.delivery = delivery
         self.sender = sender
-        self.rescuer = rescuer  # has another backend go on with the stream; None if nothing does, and at the end
-        self.queue = queue  # that of the model; None without one
-        # The id of the request for engines, which may refuse an id that another request has: a client's own stands at
-        # its end, after random digits.
+        self.rescuer = rescuer  # resumes the stream at another backend; None without one, and at the end
+        self.queue = queue  # the model's; None without one
+        # The id of the request for engines, which may reject duplicates: random digits, then the client's own id.
         own = request.request_id
         self.engine_id = b"%b-%b" % (relay.new_request_id()[:16], own) if own else request_id
-        self.attempt: Attempt | None = None  # the present attempt; None before the first, and at the end
+        self.attempt: Attempt | None = None  # the current attempt; None before the first, and at the end
         self.place: Place | None = None  # in the queue, while the request waits; None otherwise
-        self.traced = traced  # by whose account the gateway takes part in the trace; None if it does not
+        self.traced = traced  # traces the request; None if it is not traced
         self.closed = closed  # names of backends that have no room for it
-        self.is_open = True  # whether it has not ended yet
-        self._charge: Charge | None = None  # what its client was charged in the queue's shares
-        self._failover: Failover | None = None  # what follows from its failures; None before the first
+        self.is_open = True  # False once it has ended
+        self._charge: Charge | None = None  # charged to its client in the queue's shares
+        self._failover: Failover | None = None  # handles its failures; None before the first
         self.arrived_s = delivery.arrived_s
-        self.timer: asyncio.TimerHandle | None = None  # for a deadline that the request sets itself
+        self.timer: asyncio.TimerHandle | None = None  # for a deadline set by the request
         self._deadline_s = math.inf  # by `time.perf_counter`
         if request.timeout_s < relay.timeouts.total_s:
             self.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.expire)
@@ -115,16 +113,16 @@ class Exchange(Failing):
         return self.relay.router.members(self.routed)
 
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
-        """Return the backends that the request may be sent to, without those tried."""
+        """Return the backends to which the request may be sent, without those tried."""
         may_try = may_try and not (tried or self.delivery.endpoint is _OTHER or self.routed.headers.backend)
         return self.sender.candidates(self.relay.router, self.routed, tried + self.closed, may_try=may_try)
 
     def close_to(self, backends: tuple[str, ...]) -> None:
-        """Send the request to none of some backends."""
+        """Exclude backends from those that may get the request."""
         self.closed = backends
 
     def begin(self, rank: int) -> None:
-        """Send the request, or have it wait for its turn."""
+        """Send the request, or let it wait for its turn."""
         if self.queue is not None:
             self.place = self.queue.send_or_enter(self, rank)
             return
@@ -138,7 +136,7 @@ class Exchange(Failing):
             self.send(candidates)
 
     def take_turn(self, waited_s: float, candidates: list[Backend] | None = None, charge: Charge | None = None) -> None:
-        """Send the request after a wait, or say why it cannot be sent."""
+        """Send the request after a wait, or answer why that is impossible."""
         delivery, self._charge = self.delivery, charge
         delivery.wait(waited_s)
         if self.place is not None:
@@ -173,7 +171,7 @@ class Exchange(Failing):
         return attempt
 
     def served_by(self, upstream: Upstream, decision: Decision) -> None:
-        """Handle that a proxy has sent the request to another backend, since it could not reach the one chosen."""
+        """Switch to the backend to which a proxy sent the request, since it could not reach the one chosen."""
         first = self.attempt
         if first is None:
             return
@@ -188,29 +186,29 @@ class Exchange(Failing):
     # Failures
 
     def failed(self, attempt: Attempt, failure: Failure) -> Step:
-        """Do what follows from a failure of a backend, and return it: see `gateway.relay.failover`."""
+        """Handle a backend's failure and return the step taken: see `gateway.relay.failover`."""
         if self._failover is None:
             self._failover = Failover(self)
         return self._failover.handle(attempt, failure)
 
     def note_served(self) -> None:
-        """Report the backends that have failed the request, since another one serves it."""
+        """Report the backends that failed the request, since another one serves it."""
         if self._failover is not None:
             self._failover.served()
 
     def backend_is_down(self, backend: Backend) -> None:
-        """Handle that a backend is down, if this exchange waits there for the first byte."""
+        """Retry if this exchange waits for the first byte of a backend that is down."""
         attempt = self.attempt
         if attempt is None or attempt.call is None or attempt.upstream.backend is not backend:
             return
         is_waiting = not self.delivery.has_begun or (self.rescuer is not None and self.rescuer.is_waiting)
-        if is_waiting and self.sender.is_relayed:  # else it is for the proxy to send it elsewhere
+        if is_waiting and self.sender.is_relayed:  # else the proxy must send it elsewhere
             self.failed(attempt, Failure("down", backend.health.reason))
 
     def check_silence(self, now_s: float) -> None:
-        """Handle that the backend has been silent for too long.
+        """Handle a backend that has been silent for too long.
 
-        It may be slow, so another one gets the request only if this one is down: else overload would double the load.
+        It may just be slow, so another one gets the request only if it is down: else overload would double the load.
         """
         if now_s >= self._deadline_s:
             self.expire()
@@ -220,7 +218,7 @@ class Exchange(Failing):
             return
         silent_s, backend, delivery = now_s - attempt.last_read_s, attempt.upstream.backend, self.delivery
         if silent_s > pool.rules.silence_s and backend.engine.metrics and not pool.watch(backend).is_progressing:
-            pool.report_failure(backend)  # its probe will show whether it stands still
+            pool.report_failure(backend)  # its probe will show whether it is stuck
         rescuer, events = self.rescuer, None if delivery.answer is None else delivery.answer.events
         is_answering = delivery.first_s > 0.0 and not (rescuer is not None and rescuer.is_waiting)
         is_late = attempt.is_on_trial and is_late_on_trial(silent_s, pool.rules.interval_s)
@@ -240,7 +238,7 @@ class Exchange(Failing):
                 return
 
     def expire(self) -> None:
-        """Fail since the request's time is over, which is no evidence against a backend."""
+        """Fail because the request's time is up, which is no evidence against a backend."""
         self.timer = None
         if not self.is_open:
             return  # it has ended in the same sweep
@@ -251,7 +249,7 @@ class Exchange(Failing):
     # The end
 
     def end_with_error(self, error: GatewayError) -> None:
-        """End with an error: as the answer, as an event of a stream that has begun, else by closing the connection."""
+        """End with an error: as the answer, as an event of a stream that has begun, or by closing the connection."""
         delivery, attempt, has_begun = self.delivery, self.attempt, self.delivery.has_begun
         error = self.sender.shown(error)
         if attempt is not None:
@@ -291,7 +289,7 @@ class Exchange(Failing):
         self._finish(delivery.status, label)
 
     def _finish(self, status: int, label: str, *, is_over: bool = False) -> None:
-        """End in guarded steps, whatever one of them raises; `is_over` if the request's time was."""
+        """End in guarded steps, even if one raises; `is_over` if the request's time was up."""
         relay, queue, delivery = self.relay, self.queue, self.delivery
         self.is_open = False
         relay.exchanges.discard(self)
@@ -301,7 +299,7 @@ class Exchange(Failing):
         attempt, rescued = self.attempt, None if self.rescuer is None else self.rescuer.rescued()
         upstream, decision = (None, None) if attempt is None else (attempt.upstream, attempt.decision)
         delivery.note_end(self.routed, upstream, decision, rescued, status, label)
-        # They refer to the exchange: nothing is left for the garbage collector.
+        # They refer to the exchange: leave no cycle for the garbage collector.
         self.attempt = self.rescuer = self._failover = None
         conclude(delivery, relay, self.body, is_over=is_over)
         if queue is not None:

@@ -1,4 +1,4 @@
-"""The failures of one request: what follows from each is carried out here, by the rules of `gateway.relay.failures`."""
+"""Handles the failures of one request, by the rules of `gateway.relay.failures`."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
 _MAY_BE_METHOD: Final = frozenset({"status", "error", "garbage"})
-"""Failures that may be owed to how a backend speculates: the retry goes to one that does otherwise, if there is one."""
+"""Failures that may be due to how a backend speculates: the retry prefers one that speculates differently."""
 
 
 class Failing(Tried):
-    """The exchange whose backends fail, and how it goes on."""
+    """The exchange as its failover sees it."""
 
     delivery: Delivery
     queue: ModelQueue | None
     closed: tuple[str, ...]  # names of backends that have no room for it
-    is_open: bool  # whether it has not ended yet
+    is_open: bool  # False once it has ended
 
     @abstractmethod
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
-        """Return the backends that the request may be sent to, without those tried; raises if there is none."""
+        """Return the backends to which the request may be sent, without those tried; raise if there is none."""
 
     @abstractmethod
     def close_to(self, backends: tuple[str, ...]) -> None:
-        """Send the request to none of some backends."""
+        """Exclude backends from those that may get the request."""
 
     @abstractmethod
     def send(self, candidates: list[Backend]) -> None:
@@ -60,12 +60,12 @@ class Failing(Tried):
 
 
 def fingerprint(exchange: Failing) -> int:
-    """Return a number by which the pool recognizes a request if it is sent again."""
+    """Return a number by which the pool recognizes a request that is sent again."""
     return hash((exchange.request.target, exchange.body))
 
 
 def answerable(error: Exception, request_id: bytes, model: str) -> GatewayError:
-    """Return the error for a client; of a defect of the gateway, which is logged with its traceback, too."""
+    """Return the error for a client; for a defect of the gateway too, which is logged with its traceback."""
     if isinstance(error, GatewayError):
         return error
     fields = {"request_id": request_id.decode("latin-1"), "model": model}
@@ -74,18 +74,18 @@ def answerable(error: Exception, request_id: bytes, model: str) -> GatewayError:
 
 
 class Failover:
-    """What follows from the failures of one request; made at the first one."""
+    """Handles the failures of one request; created at the first one."""
 
     def __init__(self, exchange: Failing) -> None:
         self._exchange = exchange
-        # Backends that have failed the request, and how: strikes, once another one has served it.
+        # Backends that failed the request, and how: strikes, once another one serves it.
         self._suspects: tuple[tuple[Backend, str], ...] = ()
-        self.was_suspected = False  # whether there was one, also if it has got its strike
+        self.was_suspected = False  # whether there was a suspect, even if its strike is reported
 
     def handle(self, attempt: Attempt, failure: Failure) -> Step:
-        """Do what follows from a failure, and return it.
+        """Carry out the step that follows from a failure, and return it.
 
-        `ENGINE_ERROR`, `WAIT` and `TIME_OUT` are done by the caller; so is what the failure names in place of an error.
+        The caller does `ENGINE_ERROR`, `WAIT`, `TIME_OUT`, and the failure's `otherwise` in place of an error.
         """
         backend, kind = attempt.upstream.backend, failure.kind
         others = self._others(backend, kind)
@@ -107,14 +107,14 @@ class Failover:
         return verdict.step
 
     def served(self) -> None:
-        """Report those that have failed the request, since another backend serves it."""
+        """Report the backends that failed the request, since another one serves it."""
         exchange = self._exchange
         for suspect, message in self._suspects:
             exchange.relay.pool.report(suspect, Strike(fingerprint(exchange), message))
         self._suspects = ()
 
     def _others(self, backend: Backend, kind: str) -> list[Backend]:
-        """Return the backends that may serve the request in place of one that has failed it."""
+        """Return the backends that may serve the request in place of one that failed it."""
         exchange = self._exchange
         left = [] if exchange.rescuer is None else exchange.rescuer.left
         try:
@@ -182,7 +182,7 @@ class Failover:
             queue.dispatch()
 
     def _report(self, verdict: Verdict, backend: Backend, failure: Failure) -> None:
-        """Report the failure to the pool, as the verdict and the rule for its kind say."""
+        """Report the failure to the pool, by the verdict and the rule for its kind."""
         exchange, pool, report = self._exchange, self._exchange.relay.pool, RULES[failure.kind].report
         if verdict.blame is Blame.NOW:
             pool.report(backend, Strike(fingerprint(exchange), failure.message))

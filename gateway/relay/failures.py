@@ -1,4 +1,4 @@
-"""What follows from a failure: a rule for each kind, and one pure function, which `gateway.relay.failover` carries out.
+"""Decides what follows from a failure: a rule per kind, and one pure function; `gateway.relay.failover` carries it out.
 
 `scripts/docs` prints it as the table of docs/reliability.md.
 """
@@ -14,7 +14,7 @@ from gateway.dialects.errors import GatewayError
 
 
 class Step(Enum):
-    """What is done with a request after a failure."""
+    """What to do with a request after a failure."""
 
     RETRY = "retry"
     GO_ON = "rescue"
@@ -32,7 +32,7 @@ class Failure(NamedTuple):
     kind: str  # one of `RULES`
     message: str = ""  # what the backend did; empty if that is never evidence
     is_proof: bool = False  # whether it is evidence by itself, if no other replica can try
-    otherwise: Step | None = None  # what is done in place of an error of the gateway
+    otherwise: Step | None = None  # step in place of an error of the gateway
 
 
 class Blame(Enum):
@@ -52,7 +52,7 @@ class Has(Enum):
 
 
 class Outlook(Enum):
-    """What can be done for a stream of which the client has a part."""
+    """What can be done for a stream of which the client has part."""
 
     NONE = "no"
     ELSEWHERE = "another replica"
@@ -60,7 +60,7 @@ class Outlook(Enum):
 
 
 class Notice(Enum):
-    """What the pool is told besides strikes."""
+    """What is reported to the pool besides strikes."""
 
     NOTHING = ""
     FAILURE = "probes it"
@@ -82,11 +82,11 @@ class Rule:
 
     what: str
     retried: Retried = Retried.IF_REPEATABLE
-    is_free: bool = False  # whether the replica does no work for it any more: the retry takes none of the budget
-    is_full: bool = False  # whether it has no room for it: the retry counts as none, and the next may have
-    goes_on: bool = True  # whether another replica may go on with a stream
+    is_free: bool = False  # whether the replica no longer works on it: the retry does not use the budget
+    is_full: bool = False  # whether it has no room: the retry does not count, and the next may have room
+    goes_on: bool = True  # whether another replica may resume a stream
     otherwise: Step = Step.FAIL
-    blame: Blame = Blame.IF_SERVED  # of a failure after which the request was sent to another replica
+    blame: Blame = Blame.IF_SERVED  # for a failure after which the request went to another replica
     report: Notice = Notice.FAILURE
 
 
@@ -136,32 +136,32 @@ RULES: Final = {
     "redirect": Rule("a redirect to another server", Retried.NEVER, goes_on=False, report=Notice.NOTHING),
     "exhausted": Rule("the gateway has no file or port left", Retried.NEVER, goes_on=False, report=Notice.NOTHING),
 }
-"""By the kind of failure, as errors (`backend_broken`) and metrics name it."""
+"""By kind of failure, as errors (`backend_broken`) and metrics name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Where a request is when its replica fails."""
+    """The situation of a request when its replica fails."""
 
     has: Has
-    was_retried: bool = False  # whether it has been sent to another replica before
+    was_retried: bool = False  # whether it was sent to another replica before
     may_move: bool = True  # whether it may go to another replica: not if it names one, or a proxy sends it
-    may_repeat: bool = True  # whether it may run twice: inference only costs time, other requests may have an effect
-    has_other: bool = True  # whether there is another replica that is up
-    has_budget: bool = True  # whether the retry budget of the model has one left
-    is_on_trial: bool = False  # whether it was sent to show that its replica serves again
+    may_repeat: bool = True  # whether it may run twice: inference only costs time, others may have side effects
+    has_other: bool = True  # whether another replica is up
+    has_budget: bool = True  # whether the model's retry budget has one left
+    is_on_trial: bool = False  # whether it was sent to test if its replica serves again
     outlook: Outlook = Outlook.NONE  # for the rest of the stream
-    is_proof: bool = False  # whether the failure is evidence by itself, if no other replica can try
-    is_first_suspect: bool = True  # whether it has not failed at another replica before, with evidence against that
+    is_proof: bool = False  # whether the failure is evidence by itself, if no other replica can try it
+    is_first_suspect: bool = True  # whether no other replica is already suspected for it
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is done after a failure."""
+    """What to do after a failure."""
 
     step: Step
     blame: Blame
-    lacks_budget: bool = False  # whether only the retry budget kept it from another replica
+    lacks_budget: bool = False  # whether only the retry budget prevented a retry
 
 
 def verdict_on(kind: str, now: Situation) -> Verdict:
@@ -176,7 +176,7 @@ def verdict_on(kind: str, now: Situation) -> Verdict:
     """
     rule = RULES[kind]
     lacks_budget = False
-    if now.has is Has.ALL:  # what happens after the last event matters to no client
+    if now.has is Has.ALL:  # after the last event, no client is affected
         return Verdict(Step.COMPLETE, Blame.NEVER)
     if now.has is Has.PART and rule.goes_on:
         if now.outlook is Outlook.END:

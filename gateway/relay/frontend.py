@@ -1,4 +1,4 @@
-"""The frontend on `gateway.http.server`: requests go to the relay, and those for own paths to the ASGI application."""
+"""The frontend on `gateway.http.server`: passes requests to the relay, or for own paths to the ASGI application."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _RETRY_AFTER_S = 2.0
 
 
 class Current(Protocol):
-    """The parts of a gateway process as they are now: a reload replaces them."""
+    """The current parts of a gateway process: a reload replaces them."""
 
     relay: RelayContext
-    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
+    admin_access: Access | None  # access rules of the admin address; None if clients share it
 
 
 def access_of(current: Current, *, is_admin: bool) -> Access:
-    """Return who may ask for what at one of the two addresses."""
+    """Return the access rules of the admin address, or of the clients'."""
     return current.admin_access if is_admin and current.admin_access is not None else current.relay.access
 
 
 class HttpFrontend:
-    """What the gateway's HTTP server serves."""
+    """The service behind the gateway's HTTP server."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class HttpFrontend:
         scheme: str = "http",
     ) -> None:
         self._current = current
-        self._is_admin = is_admin  # whether the admin address is served, not that of the clients
+        self._is_admin = is_admin  # whether it serves the admin address, not the clients'
         self._scheme = scheme
         self._app = app  # ASGI application for the gateway's own paths
-        self._tasks = tasks  # set to keep the running tasks of `app` in
+        self._tasks = tasks  # holds references to the running tasks of `app`
 
     def admit(self, reply: HttpReply) -> None:
         """Check the API key and the path of a request."""
@@ -70,7 +70,7 @@ class HttpFrontend:
             self._answer(reply, error)
 
     def handle(self, reply: HttpReply, body: bytes) -> None:
-        """Relay a request, or have the application answer it."""
+        """Relay a request, or let the application answer it."""
         request = reply.request
         headers: RequestHeaders | None = request.notes
         if headers is None:

@@ -17,50 +17,49 @@ QUIET_S: Final = 70.0
 TOO_MANY: Final = "too_many_in_flight"
 
 _ROUNDS: Final = 3
-"""Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
+"""Exchanges until all peers certainly know what was used here: the current one, theirs, and a spare."""
 
 
 _FOR_LINES: Final = 0.5
-"""Of each limit of a key, for the lines of its batches; the rest is left to its requests."""
+"""Share of each limit of a key for the lines of its batches; the rest is for its requests."""
 
 _WITHOUT_KEY: Final = frozenset({ANONYMOUS.id, UNAUTHENTICATED.id})
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """A token bucket of one minute's budget; its level may be negative, since costs are known only afterwards."""
+    """A token bucket of one minute's budget; its level may go negative, since costs are known only afterwards."""
 
     per_minute: float
     level: float
     at_s: float
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the level allows one more; 0.0 if it does now."""
+        """Return the seconds until the level allows one more; 0.0 if it already does."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / 60.0)
         self.at_s = now_s
         return max(0.0, (1.0 - self.level) * 60.0 / self.per_minute)
 
 
 class KeyUse(NamedTuple):
-    """The use of a key at one process, as it reports it to its peers.
+    """The use of a key at one process, as reported to its peers.
 
-    A tuple, since it is sent between processes and instances of compiled classes cannot be pickled.
+    A tuple, since it is sent between processes, and instances of compiled classes cannot be pickled.
     """
 
     # requests, tokens: sums since the process started.
     requests: int
     tokens: int
-    # requests_before, tokens_before: these sums when it began to use the key, after not having used it for over a
-    # minute.
+    # requests_before, tokens_before: these sums when it began to use the key, after over a minute without use.
     requests_before: int
     tokens_before: int
     in_flight: int
-    # requests_left, tokens_left: what it knows to be left of the limits per minute; 0.0 where there is no limit.
+    # requests_left, tokens_left: the rest of the limits per minute, as far as it knows; 0.0 without a limit.
     requests_left: float
     tokens_left: float
 
     def steady(self) -> tuple[int, int, int]:
-        """Return the part that does not change with time alone."""
+        """Return the parts that time alone does not change."""
         return self.requests, self.tokens, self.in_flight
 
 
@@ -74,15 +73,15 @@ class _Account:
     sum_requests: int = 0
     sum_tokens: int = 0
     reported: KeyUse | None = None
-    before: tuple[int, int] = (0, 0)  # the sums when the key came into use
+    before: tuple[int, int] = (0, 0)  # the sums when the process began to use the key
     used_s: float = -math.inf
     peers: dict[str, KeyUse] = field(default_factory=dict)
     peers_in_flight: int = 0
-    is_asked: bool = False  # since the last report
-    spent: int = 0  # requests admitted that peers may not know of
-    spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
-    waiting: int = 0  # requests without a place while peers may have left one
-    told_in_flight: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # what peers may take to be in flight
+    is_asked: bool = False  # whether it was used since the last report
+    spent: int = 0  # admitted requests that peers may not know of
+    spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last is the current round
+    waiting: int = 0  # requests without a place, while peers may have released one
+    told_in_flight: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # what peers may believe is in flight
 
     def begin(self) -> None:
         """Count a request that begins."""
@@ -93,7 +92,7 @@ class _Account:
 
     @property
     def grown(self) -> int:
-        """Places that are taken of which peers may not know: of requests that have ended none is."""
+        """Places taken here that peers may not know of."""
         return self.in_flight - min(self.told_in_flight)
 
 
@@ -102,9 +101,9 @@ class Limits:
 
     Requests without a key have a limit of their own, and take no places of `max_in_flight`.
 
-    The processes that serve a pool report the use of their keys to each other some 20 times per second. Until the next
-    report, each may admit an equal share of the requests that are left, and at least one. So together they admit no
-    more than one process would, but for one request each.
+    The processes that serve a pool report their use of keys to each other some 20 times per second. Until the next
+    report, each may admit an equal share of the remaining requests, and at least one. Together they admit no more than
+    one process would, except for one request each.
 
     Examples
     --------
@@ -121,10 +120,10 @@ class Limits:
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._clock = clock  # returns monotonic seconds
-        self._accounts: dict[str, _Account] = {}  # by the id of the client, as all that follows
+        self._accounts: dict[str, _Account] = {}  # by client id, as all below
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
-        self._share = 1.0  # of what is left, until the next exchange
+        self._share = 1.0  # this process's part of what is left, until the next exchange
 
     @property
     def in_flight(self) -> int:
@@ -132,7 +131,7 @@ class Limits:
         return self._in_flight
 
     def enter(self, client: Client) -> None:
-        """Admit a request. Each call that returns must be followed by one of `leave`."""
+        """Admit a request, or raise. Each call that returns needs a later call of `leave`."""
         has_key = client is not UNAUTHENTICATED
         if has_key and self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
             raise GatewayError(
@@ -164,9 +163,9 @@ class Limits:
         account.begin()
 
     def wait(self, client: Client) -> bool:
-        """Return whether a request without a place may wait for one: peers had them all, and may have left some.
+        """Return whether a request without a place may wait for one: peers had them all, and may have released some.
 
-        Each call that returns True must be followed by one of `wait_no_longer`.
+        Each call that returns True needs a later call of `wait_no_longer`.
         """
         account, most = self._account(client), client.max_in_flight
         may_wait = self._share < 1.0 and most is not None and account.in_flight + account.waiting < most
@@ -174,11 +173,11 @@ class Limits:
         return may_wait
 
     def wait_no_longer(self, client: Client) -> None:
-        """Count a request that has waited for a place as waiting no longer."""
+        """Stop counting a request as waiting for a place."""
         self._account(client).waiting -= 1
 
     def _check(self, client: Client, bucket: _Bucket, unit: str, spent: int) -> None:
-        """Refuse a request until a bucket has room; `spent` is what peers may not know to be taken from it."""
+        """Refuse a request until a bucket has room; `spent` is what was taken from it unknown to peers."""
         wait_s = bucket.wait_s(self._clock())
         if wait_s == 0.0 and not _may_take(spent, bucket.level, self._share):
             wait_s = 1.0
@@ -197,10 +196,10 @@ class Limits:
         self._in_flight -= client is not UNAUTHENTICATED
 
     def enter_line(self, client: Client, ahead_tokens: float) -> bool:
-        """Admit a line of a batch if enough is left of its key's limits; `ahead_tokens` are what those in flight cost.
+        """Admit a batch line if enough of its key's limits is left; `ahead_tokens` is the cost of the lines in flight.
 
-        Each call that returns True must be followed by one of `leave_line`. The exchange itself takes the place among
-        all requests of the gateway.
+        Each call that returns True needs a later call of `leave_line`. The exchange itself takes the place among all
+        requests of the gateway.
         """
         account, now_s = self._account(client), self._clock()
         in_flight, most = account.in_flight + account.peers_in_flight, client.max_in_flight
@@ -224,7 +223,7 @@ class Limits:
             account.tokens.level -= tokens
 
     def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
-        """Replace the limits, keeping what has been used; forget removed keys that have no requests in flight."""
+        """Replace the limits but keep what has been used; forget removed keys without requests in flight."""
         self._max_in_flight = max_in_flight
         known = {client.id: client for client in clients}
         now_s = self._clock()
@@ -279,13 +278,13 @@ class Limits:
         self._reported_keys[peer] = reported
 
     def forget(self, peer: str) -> None:
-        """Drop what is known of a peer that has ended or is silent."""
+        """Drop what is known of a peer that has exited or is silent."""
         self._reported_keys.pop(peer, None)
         for account in self._limited.values():
             account.peers.pop(peer, None)
 
     def divide(self, peers: int) -> None:
-        """Set the share until the next exchange; called after each exchange."""
+        """Set this process's share until the next exchange; called after each exchange."""
         self._share = 1.0 / (1 + peers)
         for account in self._limited.values():
             account.peers_in_flight = sum([use.in_flight for use in account.peers.values()])
@@ -306,7 +305,7 @@ class Limits:
         return account
 
     def _list(self, client: Client, account: _Account) -> None:
-        """Keep an account among those that are reported to peers if its key has a limit."""
+        """Report an account to peers if and only if its key has a limit."""
         limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
         if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
             self._limited[client.id] = account
@@ -315,12 +314,12 @@ class Limits:
 
 
 def _may_take(taken: int, left: float, share: float) -> bool:
-    """Return whether a process that has taken some may take one more of what is left: it has its share, rounded up."""
+    """Return whether a process that has `taken` some may take one more: it may take its share, rounded up."""
     return taken < math.ceil(share * (left + taken))
 
 
 def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:
-    """Return a bucket with another limit, at the level of the old one."""
+    """Return a bucket with a new limit, at the level of the old one."""
     if bucket is None or per_minute is None:
         return _bucket(per_minute, now_s)
     bucket.wait_s(now_s)
@@ -332,7 +331,7 @@ def _bucket(per_minute: float | None, now_s: float) -> _Bucket | None:
 
 
 def _charge(bucket: _Bucket | None, now_s: float, used: int, most: float) -> None:
-    """Charge a bucket what a peer used; or, if `most` is finite, set its level to at most that."""
+    """Charge a bucket what a peer used; if `most` is finite, cap its level at that instead."""
     if bucket is None:
         return
     bucket.wait_s(now_s)

@@ -1,4 +1,4 @@
-"""Who wants to know of an exchange: metrics and learning, the recorder, shadow drafting. What is off costs nothing."""
+"""The observers of an exchange, such as the recorder and shadow drafting. What is off costs nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from policies.policy import Decision, Outcome
 
 
 class EndedExchange:
-    """What is known of an exchange that has ended; times are by `time.perf_counter`, 0.0 for what did not happen."""
+    """The record of an exchange that has ended; times are by `time.perf_counter`, 0.0 for what did not happen."""
 
     routed: RoutedRequest
 
@@ -33,29 +33,29 @@ class EndedExchange:
         self.status = 0  # HTTP status of the answer; 0 before its head
         self.label = ""  # one of `gateway.routing.series.OUTCOMES`
         self.arrived_s = arrived_s  # arrival of the request
-        # first_s, last_s: first and last chunk of an answer, last only of a stream; ended_s: its end; waited_s: seconds
-        # in the gateway's queue.
+        # first_s, last_s: first and last chunk of the answer, the latter only of a stream; ended_s: its end; waited_s:
+        # seconds in the gateway's queue.
         self.first_s = self.last_s = self.ended_s = self.waited_s = 0.0
         self.usage: Usage | None = None  # as the engine reported it; None without a report
         self.stream: EventStream | None = None  # the events of a stream; None for other answers
         self.outcome: Outcome | None = None  # None if the request was not answered
-        self.unread_bytes = 0  # of an answer in one piece that was passed on without its usage having been read
-        self.was_paused = False  # whether the client was too slow for the answer at any time
-        # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
+        self.unread_bytes = 0  # of an answer in one piece that was passed on without reading its usage
+        self.was_paused = False  # whether the client was ever too slow for the answer
+        # Name of the backend that began a stream which another one resumed, and the tokens of the answer until then.
         self.rescued_from = ""
         self.rescued_at = 0
-        # What the key is charged: prompt and answer, and both.
+        # Tokens that the key is charged: prompt, answer, and their sum.
         self.prompt_tokens = self.output_tokens = self.tokens = 0
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens of the answer, as far as they are known."""
+        """Tokens of the answer, if known; else 0."""
         if self.outcome is not None:
             return self.outcome.output_tokens
         return 0 if self.usage is None else self.usage.output_tokens or 0
 
     def conclude(self, usage: Usage | None, outcome: Outcome | None, prompt_tokens: int, output_tokens: int) -> None:
-        """Keep what the exchange came to: see `gateway.relay.accounting.account_of`."""
+        """Store the account of the exchange: see `gateway.relay.accounting.account_of`."""
         self.usage, self.outcome = usage, outcome
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
         self.tokens = prompt_tokens + output_tokens
@@ -63,12 +63,12 @@ class EndedExchange:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Observer:
-    """What follows one exchange. Each event does nothing unless a subclass overrides it.
+    """Follows one exchange. Each event does nothing unless a subclass overrides it.
 
     Attributes
     ----------
     needs_answer
-        Whether it is of use only if it sees the answer. Where a proxy carries that, seeing it costs.
+        Whether it is useless without the answer, which is costly to see where a proxy carries it.
     """
 
     needs_answer: ClassVar[bool] = True
@@ -80,7 +80,7 @@ class Observer:
         """Handle a failed attempt, before the next one; `kind` is the failure as the metrics name it."""
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
-        """Handle complete events of a stream, which are about to be passed on."""
+        """Handle complete events of a stream, just before they are passed on."""
 
     def on_answer(self, body: bytes, document: object) -> None:
         """Handle a complete answer in one piece, with its JSON if the request succeeded."""
@@ -90,21 +90,21 @@ class Observer:
 
 
 class Traced(Observer):
-    """An observer by whose account the gateway takes part in the trace of a request."""
+    """An observer that makes the gateway part of the trace of a request."""
 
     def __init__(self, lines: bytes) -> None:
         self.lines = lines  # header lines for the next backend
 
 
 class Follower(Protocol):
-    """What wants to observe exchanges."""
+    """Provides observers of exchanges."""
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
-        """Return an observer of the exchange of a request; None if it is not of interest."""
+        """Return an observer of the exchange of a request; None to ignore it."""
 
 
 def follow(followers: Sequence[Follower], routed: RoutedRequest, body: bytes) -> list[Observer]:
-    """Return the observers of those who want to follow a request."""
+    """Return the observers that the followers want for a request."""
     observers: list[Observer] = []
     for follower in followers:
         try:
@@ -116,7 +116,7 @@ def follow(followers: Sequence[Follower], routed: RoutedRequest, body: bytes) ->
 
 
 def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
-    """Notify all observers of an event; an exception in one is noted, and does not affect the request."""
+    """Notify all observers of an event; an exception in one is recorded, and does not affect the request."""
     for observer in observers:
         try:
             event(observer)
@@ -134,7 +134,7 @@ def tell_send(observers: list[Observer], decision: Decision, candidates: Sequenc
 
 
 def tell_chunk(observers: list[Observer], data: bytes, now_s: float) -> None:
-    """Notify all observers of events of a stream; without creating a function, as `tell_send`."""
+    """Notify all observers of events of a stream; like `tell_send`, without creating a function."""
     for observer in observers:
         try:
             observer.on_chunk(data, now_s)
@@ -165,11 +165,11 @@ def _note(error: Exception, failed: object) -> None:
 
 
 class LocationObserver(Observer):
-    """Notes which backend holds a stored response, and how many tokens it has with all before it."""
+    """Records which backend holds a stored response, and its tokens including all before it."""
 
     def __init__(self, locations: ResponseLocations, conversation: str = "") -> None:
         self._locations = locations
-        self._conversation = conversation  # id of the conversation that the request goes on with; empty without one
+        self._conversation = conversation  # id of the conversation that the request continues; empty without one
         self._backend = ""
         self._response: str | None = None  # its id; None before the answer
 
@@ -187,7 +187,7 @@ class LocationObserver(Observer):
         self._response = self._locations.note_answer(body, self._backend)
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Record the tokens of the stored response and conversation, if the engine has reported usage."""
+        """Record the tokens of the stored response and conversation, if the engine reported usage."""
         usage = ended.usage
         if usage is not None and usage.prompt_tokens is not None and usage.output_tokens is not None:
             for stored in (self._response, self._conversation):

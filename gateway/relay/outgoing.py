@@ -1,4 +1,4 @@
-"""The request as a backend gets it: its head, and its body with the parameters that the gateway adds."""
+"""Builds the request for a backend: its head, and its body with the parameters that the gateway adds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gateway.routing.model import Upstream
 from policies.features.request import Endpoint
 
 DEEP: Final = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
-"""Endpoints whose requests can say how deep their engine drafts."""
+"""Endpoints whose requests can set the draft depth of their engine."""
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 
 Added = tuple[bytes, ...]
-"""Parameters that the gateway adds to the request of a stream."""
+"""Parameters that the gateway added to a request for a stream."""
 
 
 def head_of(
     method: str, target: bytes, upstream: Upstream, body: bytes, lines: bytes, engine_id: bytes, keys: bytes
 ) -> bytes:
-    """Return the head of a request; `keys` are the header lines with the client's key, where engines check that."""
+    """Return the head of a request; `keys` are the header lines with the client's key, in case engines check it."""
     api_key = upstream.backend.api_key
     if api_key is not None:
         keys = b"authorization: Bearer %b\r\n" % api_key.encode()
@@ -45,7 +45,7 @@ def body_of(
     habits: StreamHabits,
     declined: Set[bytes],
 ) -> tuple[bytes, Added]:
-    """Return the body of a request for a stream, and what was added to it, less what the engine has declined."""
+    """Return the body of a request for a stream, and the parameters added to it: none that the engine has declined."""
     added: Added = ()
     declined = habits.declined | declined
     with_ids = None if rescuer is None or IDS in declined else rescuer.body
@@ -59,10 +59,10 @@ def body_of(
 def learn_habits(
     habits: StreamHabits, events: EventStream, added: Added, rescuer: Rescuer | None, *, may_ask: bool
 ) -> None:
-    """Learn what an engine's streams are like, from a complete one of its own."""
+    """Learn how an engine writes streams, from a complete one of its own."""
     if rescuer is not None and rescuer.left:
         return
     if may_ask and USAGE not in added:
         habits.learn(events.last_events())
     if rescuer is not None and IDS in added and not rescuer.has_ids:
-        habits.decline(IDS)  # it takes no notice
+        habits.decline(IDS)  # it ignores them

@@ -1,4 +1,4 @@
-"""When a backend that says nothing of a request has failed it: pure rules, applied about once a second."""
+"""Decides when a backend that is silent on a request has failed it: pure rules, applied about twice a second."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from gateway.relay.failures import Failure, Step
 
 STALL_S: Final = 3.0
 STALL_GAPS: Final = 30.0
-"""A pause within a stream is a stall if it is longer than both: seconds, and mean times between events."""
+"""A pause within a stream is a stall if it exceeds both `STALL_S` and this many mean times between events."""
 _DOWN_TIMEOUT_S: Final = 5.0
 """The longest silence of a backend that fails its health checks."""
 _ALIVE_S: Final = 1.0
-"""Seconds without any answer after which a backend is silent for all."""
+"""Seconds without any data after which a backend is silent on all requests."""
 
 
 def is_stalled(silent_s: float, streamed_s: float, events: int, others_silent_s: float | None) -> bool:
-    """Return whether a stream stands still while its backend goes on with others.
+    """Return whether a stream has stalled while its backend continues with others.
 
     Parameters
     ----------
     silent_s
-        Since the last bytes of the stream.
+        Seconds since the last bytes of the stream.
     streamed_s, events
-        From its first bytes to its last, and the events in them.
+        Seconds from its first bytes to its last, and its events in that time.
     others_silent_s
-        Since the backend sent anything at all; None if it has no other request.
+        Seconds since the backend sent anything; None if it has no other request.
 
     Examples
     --------
@@ -38,21 +38,21 @@ def is_stalled(silent_s: float, streamed_s: float, events: int, others_silent_s:
 
 
 def is_late_on_trial(silent_s: float, interval_s: float) -> bool:
-    """Return whether a backend on trial has had its time, and a probe since."""
+    """Return whether a backend on trial has run out of time, including one probe."""
     return silent_s > _DOWN_TIMEOUT_S + interval_s
 
 
 def failures_of(silent_s: float, limit_s: float, down: str | None, *, is_stalled: bool, is_late: bool) -> list[Failure]:
-    """Return what a silence is; each but the first counts if nothing follows from those before it.
+    """Return the failures that a silence may be, in order: each is tried if the ones before it have no effect.
 
     Parameters
     ----------
     limit_s
-        For how long the backend may be silent.
+        Seconds for which the backend may be silent.
     down
         Why the backend is down; None if it is not.
     is_stalled, is_late
-        By the functions of these names.
+        Results of the functions of these names.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Reload of the pool file while requests are served."""
+"""Reloads the pool file while requests are served."""

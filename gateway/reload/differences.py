@@ -1,4 +1,4 @@
-"""What differs between two pool files, as lines for the log; secrets are not shown."""
+"""Differences between two pool files, as lines for the log, without secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.gateway import Room
 
 _HIDDEN = frozenset({"key", "sha256", "env", "api_key", "redis"})
-"""Keys whose values are secrets, or may contain some."""
+"""Keys whose values are secrets or may contain some."""
 _RESTART = (
     "server.host",
     "server.port",
@@ -22,12 +22,12 @@ _RESTART = (
     "state",
     "telemetry.log_format",
 )
-"""Beginnings of the keys that take effect at a start only, beside those of the rooms."""
+"""Prefixes of keys that take effect only at a start, besides those of the rooms."""
 _MOST_CHARS = 200
 
 
 def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
-    """Return one line for each key that differs, as `models.llama.backends.c.url: http://a -> http://b`."""
+    """Return one line per key that differs, such as `models.llama.backends.c.url: http://a -> http://b`."""
     return [f"{path}: {text}" for path, text in _differences("", old, new)]
 
 
@@ -46,9 +46,9 @@ def needs_restart(old: PoolSettings, new: PoolSettings, rooms: Iterable[type[Roo
 
 
 def _started(settings: PoolSettings, others: PoolSettings, own: Mapping[str, None]) -> dict[str, Any]:
-    """Return what the processes of the replicas that the gateway starts depend on, without keys of rooms.
+    """Return the settings on which processes of replicas that the gateway starts depend, without keys of rooms.
 
-    Engines that it starts before and after are left out: each is started anew.
+    Engines that it starts under both settings are left out: a reload restarts each.
     """
     started: dict[str, Any] = {}
     for name, model in settings.models.items():
@@ -57,7 +57,7 @@ def _started(settings: PoolSettings, others: PoolSettings, own: Mapping[str, Non
         for key, backend in backends.items():
             if backend.serve is not None and key in known and known[key].serve is not None:
                 continue
-            limit = backend.drafter_limit if backend.simulate else None  # an engine is told nothing of it
+            limit = backend.drafter_limit if backend.simulate else None  # engines do not get it
             update = {"weight": 1.0, "drafter_limit": limit, **own}
             started[f"{name}.backends.{key}"] = backend.model_copy(update=update)
         if backends:
@@ -81,7 +81,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, str]]:
         else:
             yield from _differences(inner, before[key], after[key])
     if isinstance(old, Sequence) and [key for key in before if key in after] != [key for key in after if key in before]:
-        yield path, _changed(path, old, new)  # in another order, which may count
+        yield path, _changed(path, old, new)  # the order differs, which may matter
 
 
 def _parts(value: Any) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The reloader: reads the pool file again, tells what has changed, and has it applied as a whole or not at all."""
+"""Reloads the pool file: reads it, reports what changed, and applies it as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gateway.reload.differences import differences, needs_restart
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
-"""Least seconds between two reloads that were not asked for at `/admin/reload`."""
+"""Least seconds between two reloads that `/admin/reload` did not request."""
 
 Cause = Literal["signal", "admin", "file"]
 Outcome = Literal["changed", "unchanged", "refused", "invalid", "failed"]
 
 
 class ReloadError(Exception):
-    """Raised if the pool file cannot be applied; nothing has changed then."""
+    """Raised if the pool file cannot be applied; nothing has changed."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(outcome, message)
@@ -48,22 +48,22 @@ class Reloader:
     ) -> None:
         self._load = load  # reads the pool file; called in a thread
         self._settings = settings  # the settings in effect
-        self._apply = apply  # puts other settings into effect; if it raises, those before are in effect
+        self._apply = apply  # puts settings into effect; if it raises, the old ones stay in effect
         self._on_end = on_end  # called with cause and outcome of each reload
-        self._rooms = rooms  # which say what takes effect at a start only
-        # How replicas speculate for now: by model and name, as is tried and as the file said then.
+        self._rooms = rooms  # they say which keys take effect only at a start
+        # Current trials, by model and name: the settings tried, and those in the file when it began.
         self._tried: dict[tuple[str, str], tuple[BackendSettings, BackendSettings]] = {}
         self._reads_one_at_a_time, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._wanted: Cause | None = None
         self._is_wanted = asyncio.Event()
 
     def request(self, cause: Cause) -> None:
-        """Reload soon; requests that come while one is waiting are served by the same reload."""
+        """Reload soon; one reload serves all requests that arrive before it starts."""
         self._wanted = cause
         self._is_wanted.set()
 
     async def run(self) -> None:
-        """Reload whenever that was requested, until cancelled."""
+        """Reload whenever requested, until cancelled."""
         while True:
             await self._is_wanted.wait()
             self._is_wanted.clear()
@@ -72,18 +72,18 @@ class Reloader:
             await asyncio.sleep(_PAUSE_S)
 
     async def reload(self, cause: Cause, *, dry_run: bool = False, trial: Trial | None = None) -> list[str]:
-        """Read the pool file and apply it; return one line for each key that has changed.
+        """Read the pool file and apply it; return one line per key that changed.
 
-        With a trial, a replica that the gateway starts speculates otherwise than the file says, until that is taken
-        back or the gateway ends.
+        With a trial, a replica that the gateway starts speculates differently from the file, until the trial is ended
+        or the gateway exits.
         """
-        async with self._reads_one_at_a_time:  # a file that does not answer holds up no `apply_again`
+        async with self._reads_one_at_a_time:  # a disk that hangs must not block `apply_again`
             before = {**self._tried}
             try:
                 if trial is not None:
                     self._try(trial)
                 lines = await self._reload(cause, dry_run=dry_run)
-                if dry_run:  # a trial may have ended in what was read
+                if dry_run:  # a trial may have ended in this dry run
                     self._tried = before
                 return lines
             except ReloadError as error:
@@ -98,7 +98,7 @@ class Reloader:
             raise refused
 
     async def apply_again(self) -> None:
-        """Apply the settings in effect, since the replicas that were found have changed; raise what `apply` raises."""
+        """Reapply the settings in effect, since discovered replicas have changed; raise what `apply` raises."""
         async with self._one_at_a_time:
             await self._apply(self._settings)
 
@@ -124,13 +124,13 @@ class Reloader:
             trial_of = BackendSettings.model_validate(said)
         except ValidationError as error:
             raise ReloadError("invalid", "; ".join(map(str, issues_of(error, BackendSettings)))) from None
-        if trial_of.method is Method.CUSTOM_CLASS:  # whoever may change the pool may not bring code to its machines
+        if trial_of.method is Method.CUSTOM_CLASS:  # who may change the pool may not run code
             raise ReloadError("refused", "a custom class is code: only the pool file can name it")
         _, before = self._tried.get((model, name), (None, known))
         self._tried[model, name] = trial_of, before
 
     def _with_tried(self, settings: PoolSettings) -> PoolSettings:
-        """Return settings in which replicas speculate as is tried, but for those that the file has changed since."""
+        """Return the settings with the trials applied, except to replicas that the file has changed since."""
         models = {**settings.models}
         for (model, name), (trial, before) in [*self._tried.items()]:
             backends = models[model].backends if model in models else {}

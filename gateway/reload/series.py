@@ -1,4 +1,4 @@
-"""The series of what a gateway does beside requests: reloads, discoveries, and failures."""
+"""The series of background work: reloads, discoveries, and failures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.telemetry.registry import Registry
 
 
 class BesideSeries:
-    """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
+    """Counts reloads, answers of sources of replicas, and failures of background work."""
 
     def __init__(self, registry: Registry, rooms: Iterable[Room | type[Room]]) -> None:
         self._reloads = registry.counter("gateway_reloads")
         self._discoveries = registry.counter("gateway_discoveries")
         self._discovered = registry.gauge("gateway_discovered_backends")
         self._failures = registry.counter("gateway_background_failures")
-        # At once: the rate of a series that begins with an event misses that.
+        # Created now: the rate of a series that starts with an event misses that event.
         for cause, outcome in product(get_args(Cause), get_args(Outcome)):
             self._reloads.labels(cause, outcome)
         for work in (*CORE_WORK, *(work for room in rooms for work in room.work)):
@@ -31,10 +31,10 @@ class BesideSeries:
         self._reloads.labels(cause, outcome).inc()
 
     def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
-        """Count an answer of a source of replicas, and set the number of those that it has found."""
+        """Count an answer of a source of replicas, and set the number that it found."""
         self._discoveries.labels(model, source, outcome).inc()
         self._discovered.labels(model, source).set(replicas)
 
     def count_failure(self, work: str) -> None:
-        """Count a failure of work beside the requests; called on the event loop."""
+        """Count a failure of background work; called on the event loop."""
         self._failures.labels(work).inc()

@@ -1,4 +1,4 @@
-"""Watching the pool file, for those who cannot send a signal, as with a ConfigMap of Kubernetes."""
+"""Watches the pool file, for users who cannot send a signal, as with a ConfigMap of Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Stamp = tuple[int, int, int]
 
 
 async def watch(path: Path, is_on: Callable[[], bool], on_change: Callable[[], None]) -> None:
-    """Call `on_change` when a file has changed and is the same again at the next look; until cancelled.
+    """Call `on_change` when a file has changed and is stable for one interval, until cancelled.
 
-    So a file that is being written is not read. Links are followed: Kubernetes replaces one of them. The first look at
-    the file counts as a change: it may have changed since it was read.
+    So a file is not read while it is being written. Links are followed: Kubernetes replaces one of them. The first look
+    counts as a change: the file may have changed since it was read.
     """
     known: _Stamp | None = None
     before: _Stamp | None = None
@@ -31,7 +31,7 @@ async def watch(path: Path, is_on: Callable[[], bool], on_change: Callable[[], N
 
 
 def stamp_of(path: Path) -> _Stamp | None:
-    """Return what changes with a file; None if it cannot be looked at, as in the moment when it is replaced."""
+    """Return what changes with a file; None if it cannot be read, as while it is being replaced."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Access: what is read and checked of a request's head, before its body is read."""
+"""Access control: reads and checks a request's head before its body is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """The `x-gateway-*`, SLO and vLLM's own headers of a request; empty strings for names that were not sent.
+    """The `x-gateway-*`, SLO and vLLM headers of a request; empty strings for those not sent.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class RoutingHeaders:
 
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
-        """Return the routing headers among headers by lower-case name."""
+        """Return the routing headers among `headers`, which are by lower-case name."""
         if _NAMES.isdisjoint(headers):
             return NO_ROUTING_HEADERS
         texts = [headers.get(name, b"").decode("latin-1") for name in _TEXTS]
@@ -88,7 +88,7 @@ def _positive(headers: Mapping[bytes, bytes], name: bytes, unit: str) -> float |
     return number
 
 
-# Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
+# Not frozen: a frozen dataclass sets each field by a call, which is too slow here.
 @dataclass(slots=True)
 class RequestHeaders:
     """The parsed head of a request; reused while the requests of a connection have equal heads."""
@@ -100,15 +100,15 @@ class RequestHeaders:
     # lines, key_lines: header lines for the backend, and separately those with the client's API key.
     lines: bytes
     key_lines: bytes
-    # path, target: the canonical path, and with the query as it is sent on: what was judged is what the backend gets.
+    # path, target: the canonical path, and the same with the query, as forwarded: the backend gets what was judged.
     path: str
     target: bytes
     answer_lines: bytes  # header lines that every answer gets: those of CORS
-    timeout_s: float  # seconds that the request may take, as it says itself; infinity if it does not
+    timeout_s: float  # the request's own limit in seconds; infinity without one
     endpoint: Endpoint  # the API
-    tenant: str  # whose request it is, as the header says that its key names; empty without
-    may_repeat: bool  # whether it may run twice: inference only costs time, other requests may have an effect
-    form: str = ""  # the content type of a form, which says how to read it; empty for other bodies
+    tenant: str  # from the header that its key names; empty without one
+    may_repeat: bool  # whether it may run twice: inference only costs time, others may have side effects
+    form: str = ""  # the content type of a form, needed to read it; empty for other bodies
 
 
 def read_head(
@@ -138,7 +138,7 @@ def read_head(
 
 
 class Access:
-    """Who may ask for what at one address: keys, paths, and the origins of web pages."""
+    """The access rules of one address: keys, paths, and origins of web pages."""
 
     def __init__(
         self,
@@ -152,21 +152,21 @@ class Access:
     ) -> None:
         self.keyring = keyring
         self.cors = cors  # none leaves CORS to the engines
-        # The paths that are relayed, and the beginnings of others; none relays nothing, as at the admin address.
+        # Relayed paths, and prefixes of others; if empty, nothing is relayed, as at the admin address.
         self._exact = frozenset(path for path in paths if not path.endswith("*"))
         self._beginnings = tuple([path[:-1] for path in paths if path.endswith("*")])
-        # Beginnings of the gateway's own paths that are answered at another address only, or not at all.
+        # Prefixes of the gateway's own paths that are answered only at another address, or nowhere.
         self._closed = tuple([f"{path}/" for path in closed])
-        # The pages of the gateway's own, and the beginnings of the paths below them.
+        # The gateway's own pages; also prefixes of the paths below them.
         self._pages = frozenset(pages)
         self._below_pages = tuple([f"{page}/" for page in pages])
         self._has_page = bool(self._pages.difference(closed))
-        # Beginnings of the paths that are answered here to who has a key, each with the bytes of its largest body.
+        # Prefixes of the paths that are answered here to holders of a key, with the largest body of each in bytes.
         self._answered = tuple([(f"{path}/", most_bytes) for path, most_bytes in answered.items()])
-        self._public = public  # beginnings of the paths below `/admin` that may be read without a key
+        self._public = public  # prefixes of paths below `/admin` that may be read without a key
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
-        """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
+        """Check a request; return its parsed head to relay it, None if the gateway answers it itself."""
         by_name, path = dict(headers), canonical_path(target)
         is_question = self.cors is not None and self.is_preflight(method, path, by_name)
         if is_own(path) or self._is_page(path) or is_question or (path == "/" and self._leads_to_page(method, by_name)):
@@ -208,7 +208,7 @@ class Access:
         return path in self._pages or path.startswith(self._below_pages)
 
     def _leads_to_page(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request for `/` is a browser's, which is led to the page unless `paths` open `/`."""
+        """Return whether to redirect a request for `/` to the page: a browser's, unless `paths` include `/`."""
         is_taken = "/" in self._exact or "/".startswith(self._beginnings)
         return self._has_page and method == "GET" and b"text/html" in headers.get(b"accept", b"") and not is_taken
 
@@ -225,7 +225,7 @@ class Access:
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sends a request; called before the body is read.
 
-        A browser's preflight request (OPTIONS) has no API key, and vLLM requires none for it. It has no body either.
+        A browser's preflight request (OPTIONS) has neither API key nor body, and vLLM requires no key for it.
         """
         if method == "OPTIONS" and not (self.keyring.is_open or has_body(headers) or has_key(headers)):
             return UNAUTHENTICATED

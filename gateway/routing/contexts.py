@@ -1,4 +1,4 @@
-"""Replicas of one model whose engines take contexts of unlike length, as a drafter with a shorter one makes them do."""
+"""Replicas of one model whose engines have contexts of different length, as a drafter with a shorter one causes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.dialects.errors import GatewayError
 from policies.features.request import RequestFeatures
 
 _MARGIN: Final = 1.25
-"""What a prompt may have in tokens, over what its text lets expect."""
+"""Ratio by which a prompt's tokens may exceed their estimate from its text."""
 _TOO_LONG: Final = re.compile(
     r"(?:(?:'max_tokens' or 'max_completion_tokens' is too large: \d+\. )?This model's maximum context length is "
     r"|max_\w{1,40}=\d+ cannot be greater than max_model_len="
@@ -22,14 +22,14 @@ _TOO_LONG: Final = re.compile(
     r"|The input \(\d+ tokens\) is longer than the model's context length \("
     r"|Requested token count exceeds the model's maximum context length of )(\d{1,8})\b"
 )
-"""How vLLM and SGLang refuse a request for its length; a client's own words come first in none of their messages."""
+"""How vLLM and SGLang reject a request for its length; none of these messages starts with a client's own words."""
 
 
 def fitting(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[Backend]:
-    """Return the backends whose engines take a request; those of the longest contexts if it may be too long for all.
+    """Return the backends whose engines accept a request; those with the longest context if it may be too long for all.
 
-    An engine refuses a prompt that leaves no room for an answer, and a limit above its context; a longer answer than it
-    has room for it cuts. The answer is taken to be of usual length: clients set limits that answers rarely reach.
+    An engine rejects a prompt that leaves no room for an answer, and a token limit above its context; it cuts an answer
+    that runs out of room. The answer is assumed to be of usual length: clients set limits that answers rarely reach.
     """
     prompt = request.prompt_tokens if request.unseen is None else request.unseen.most_tokens
     answer = request.context_tokens - request.prompt_tokens
@@ -40,7 +40,7 @@ def fitting(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[B
 
 
 def refusal_of(answer: bytes) -> tuple[int, str]:
-    """Return the context of an engine that refuses a request for its length, and its message; 0 for other refusals.
+    """Return the context of an engine that rejects a request for its length, and its message; 0 for other answers.
 
     Examples
     --------
@@ -55,13 +55,13 @@ def refusal_of(answer: bytes) -> tuple[int, str]:
 
 
 def longer(backends: Sequence[Backend], than: Backend) -> list[Backend]:
-    """Return the backends that may take what one has refused for its length: also those that do not tell theirs."""
+    """Return the backends that may accept what one rejected for its length, including those of unknown length."""
     refused = than.engine.said.context_tokens
     return [one for one in backends if not one.engine.said.context_tokens or one.engine.said.context_tokens > refused]
 
 
 def none_takes_it(message: str, backends: Sequence[Backend]) -> GatewayError:
-    """Return the error for a request that is too long for all, with what each takes, after an engine's own message."""
+    """Return the error for a request too long for all: an engine's own message, and the context of each replica."""
     lengths = [(one, one.engine.said.context_tokens) for one in backends]
     said = [f"{one.name} {tokens:,}" if tokens else f"{one.name} (not told)" for one, tokens in lengths]
     away = [one.name for one in backends if one.health.state is not State.UP]
@@ -71,7 +71,7 @@ def none_takes_it(message: str, backends: Sequence[Backend]) -> GatewayError:
 
 
 def nearest(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[Backend]:
-    """Return the backends whose range of contexts has the prompt, or those nearest to it; all others have any range."""
+    """Return the backends whose context range contains the prompt, or is nearest; without a range, any prompt fits."""
     tokens = request.prompt_tokens
     ranges = [one.context_range or (tokens, tokens) for one in backends]
     apart = [max(least - tokens, tokens - most, 0) for least, most in ranges]

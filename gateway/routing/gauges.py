@@ -1,4 +1,4 @@
-"""The gauges of backends and policies, as of the last half second."""
+"""The gauges of backends and policies, refreshed every half second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.routing.model import Model
 from gateway.telemetry.registry import Registry
 
 DRAFTER_CAUSES = ("since_restart", "since_wake_up", "since_reload", "unknown")
-"""What a replica went through when its drafter fell silent."""
+"""What happened to a replica before its drafter fell silent."""
 
 
 _SHOWN: Final[Mapping[str, Callable[[Watch], float]]] = {
@@ -36,13 +36,13 @@ _SHOWN: Final[Mapping[str, Callable[[Watch], float]]] = {
 
 
 def _of_late(watch: Watch, name: str) -> float:
-    """Return what was accepted of late; NaN if it is not known."""
+    """Return a figure of recent acceptance; NaN if unknown."""
     value: float | None = getattr(watch.backend.engine.acceptance.at(time.monotonic()), name, None)
     return math.nan if value is None else value
 
 
 def refresh_backends(registry: Registry, pool: Pool) -> None:
-    """Show what the pool knows of each backend."""
+    """Show what the pool knows about each backend."""
     shown = [(registry.gauge(name), value_of) for name, value_of in _SHOWN.items()]
     states, contradictions = registry.gauge("gateway_backend_state"), registry.gauge("gateway_backend_contradiction")
     for backend in pool:
@@ -56,7 +56,7 @@ def refresh_backends(registry: Registry, pool: Pool) -> None:
 
 
 def refresh_policy(registry: Registry, model: Model, backends: Iterable[Backend]) -> None:
-    """Show what the policy of a model has found of backends, and of itself."""
+    """Show what a model's policy has found about backends, and about itself."""
     frozen, ratio = registry.gauge("gateway_policy_frozen"), registry.gauge("gateway_policy_ratio_to_least_loaded")
     ejected, silent = (registry.gauge(f"gateway_backend_{name}") for name in ("outlier_ejected", "drafter_silent"))
     name, guardrail, detector = model.name, model.guardrail, model.detector

@@ -21,7 +21,7 @@ class Client:
     False
     """
 
-    # The key's name in the pool file (never the key itself), for people: after a reload it may be another key's.
+    # The key's name in the pool file (never the key itself), for people: a reload may give it to another key.
     # `anonymous` if the gateway is open.
     name: str
     models: frozenset[str] | None = None  # models that the client may use; None for all
@@ -38,9 +38,9 @@ class Client:
     admin: str = "none"  # what the client may do at `/admin`: `none`, `read` or `write`
     priority: int = 0  # priority of its requests in the queues of models; lower ones are served first
     weight: float = 1.0  # its share of a model relative to other clients, where requests wait
-    tenant_header: bytes = b""  # header, in lower case, that tells whose request it is; empty for none
+    tenant_header: bytes = b""  # header, in lower case, that names a request's tenant; empty for none
     adapters: frozenset[str] | None = None  # LoRA adapters that it may use; None for all of its models
-    id: str = ""  # by which whatever is kept of the client goes: made from the key, so that it is never another one's
+    id: str = ""  # key of all state kept for the client; derived from the API key, so never reused
 
     def may_use(self, model: str) -> bool:
         """Return whether the client may use a model."""
@@ -52,7 +52,7 @@ class Client:
 
     @property
     def source(self) -> str:
-        """Whose evidence its requests are: their key's, as those of a batch are; empty if the gateway is open."""
+        """The source of evidence of its requests: the key, also for batch lines; empty if the gateway is open."""
         key = self.id.partition(" ")[0]
         return "" if key == ANONYMOUS.id else key
 
@@ -61,7 +61,7 @@ ANONYMOUS = Client("anonymous", may_override=True, id="anonymous")
 """The client of all requests to an open gateway."""
 
 UNAUTHENTICATED: Final = Client("unauthenticated", models=frozenset(), max_in_flight=16, id="unauthenticated")
-"""The client of requests that need no key, such as preflight requests. They take no places from those with a key."""
+"""The client of requests that need no key, such as preflight requests. They take no places from clients with a key."""
 
 
 def digest(key: str | bytes) -> bytes:
@@ -76,7 +76,7 @@ def digest(key: str | bytes) -> bytes:
 
 
 def _id_of(key_digest: bytes) -> str:
-    """Return the id of the client of a key, which does not show the digest that is stored."""
+    """Return the id of a key's client, which does not reveal the stored digest."""
     return hashlib.sha256(b"client " + key_digest).hexdigest()[:32]
 
 
@@ -112,13 +112,13 @@ class Keyring:
         return self._by_name.get(name)
 
     def with_id(self, client_id: str) -> Client | None:
-        """Return the client with a given id; None if its key is not here, or no longer."""
+        """Return the client with a given id; None if its key is not, or no longer, here."""
         return self._by_id.get(client_id)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sent a request.
 
-        All keys are compared, each in constant time, so that the time taken reveals nothing about them.
+        It compares all keys, each in constant time, so that the time taken reveals nothing about them.
         """
         if not self._clients:
             return ANONYMOUS

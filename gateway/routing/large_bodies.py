@@ -1,7 +1,7 @@
-"""Large bodies: what it costs to parse one is found out first, in steps, so that nobody else waits for more than one.
+"""Large bodies: checks in steps what one costs to parse, so that nobody waits for the parsing of more than one.
 
-A parser takes up to 100 ns and 90 bytes for a value of three bytes, so that a body of small values costs more than a
-hundred times its size. Counting them costs about what copying the body does.
+A parser takes up to 100 ns and 90 bytes for a value of three bytes, so a body of small values may cost over a hundred
+times its size. Counting the values costs about as much as copying the body.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 from gateway.dialects.errors import GatewayError
 
 _PIECE_BYTES: Final = 2**18
-_QUOTES: Final = 1  # of which a string has two
-_ELEMENTS: Final = 1  # a comma stands before each but the first
+_QUOTES: Final = 1  # a string has two
+_ELEMENTS: Final = 1  # a comma precedes each but the first
 _MEMBERS: Final = 2
 _CONTAINERS: Final = 16
 
 
 def check_cost(body: bytes, most: int) -> Iterator[None]:
-    r"""Count what a body holds, piece by piece, so that other work can be done in between.
+    r"""Count the values of a body, piece by piece, so that other work can run in between.
 
-    An element counts 1 for its comma, a string 2, a member of an object 2 for its colon, an array or object 16: about
-    in proportion to the time that it takes to parse and to read them. What is inside strings counts nothing.
+    An element counts 1 for its comma, a string 2, a member of an object 2 for its colon, an array or object 16: roughly
+    in proportion to the time to parse and to read them. The content of strings counts nothing.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def check_cost(body: bytes, most: int) -> Iterator[None]:
         piece = rest + body[at : at + _PIECE_BYTES]
         rest = b""
         if b"\\" in piece:
-            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what it escapes comes with the next piece
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it escapes a byte of the next piece
                 piece, rest = piece[:-1], b"\\"
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         quotes = piece.count(b'"')
@@ -62,14 +62,14 @@ def check_cost(body: bytes, most: int) -> Iterator[None]:
 
 
 _SHORT_S: Final = 0.005
-"""A step that takes less is followed by the next one in the next turn of the event loop."""
+"""After a shorter step, the next one runs in the next iteration of the event loop."""
 
 
 class Turns:
-    """Takes one step of one request at a time, from each client in turn.
+    """Runs one step of one request at a time, from each client in turn.
 
-    After a step that took long, as much time goes to everything else: a client that keeps the gateway busy with large
-    bodies has at most half of it.
+    After a long step, everything else gets as much time: a client that keeps the gateway busy with large bodies takes
+    at most half of it.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Turns:
         self._timer: asyncio.Handle | None = None
 
     def add(self, client: str, steps: Iterator[None]) -> None:
-        """Take the steps of a request, after those of the same client that are waiting; they must not raise."""
+        """Run the steps of a request, after waiting ones of the same client; they must not raise."""
         self._waiting.setdefault(client, deque()).append(steps)
         if self._timer is None:
             self._continue()

@@ -1,4 +1,4 @@
-"""How often a client may have all engines asked for a stored response that is not known here."""
+"""Bounds how often a client may have all engines asked for a stored response that is unknown here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gateway.routing.keys import Client
 
 PER_MINUTE: Final = 300
 AT_ONCE: Final = 4
-_AT_ONCE_OF_ALL: Final = 16  # fewer than the connections of a probe, which has to go on
+_AT_ONCE_OF_ALL: Final = 16  # fewer than a probe's connections, so that probing continues
 _MOST_CLIENTS: Final = 10_000
 
 
 @dataclass(slots=True)
 class _Asking:
-    """What a client has asked in a minute."""
+    """The lookups of a client within a minute."""
 
     minute: int = 0
     asked: int = 0
@@ -28,7 +28,7 @@ class _Asking:
 
 
 class Lookups:
-    """Bounds the questions of each client, and of all together."""
+    """Bounds the lookups of each client, and of all together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock  # returns monotonic seconds
@@ -37,7 +37,7 @@ class Lookups:
 
     @asynccontextmanager
     async def place(self, client: Client) -> AsyncIterator[None]:
-        """Wait for a place to ask, if the client may ask at all."""
+        """Wait for a place; raise if the client has no lookups left."""
         if len(self._clients) >= _MOST_CLIENTS:
             self._clients.clear()
         asking, now_s = self._clients.setdefault(client.id, _Asking()), self._clock()

@@ -32,7 +32,7 @@ _INITIAL_PACE_S: Final = 0.02  # until there is an answer
 _PACES: Final = 50
 _LEAST_PACE_S: Final = 1e-4
 _MOST_PER_CHUNK: Final = 256.0
-"""Bounds of what an answer's usage can say of its pace and its chunks; no engine is near them."""
+"""Bounds on what an answer's usage can claim about its pace and its chunks; no engine comes near them."""
 
 
 class BackendClient(Protocol):
@@ -41,7 +41,7 @@ class BackendClient(Protocol):
     address: Address
 
     def send(self, call: Call) -> Call:
-        """Send a request, whose answer goes to its receiver."""
+        """Send a request; its answer goes to its receiver."""
 
     def close(self) -> None:
         """Close the connections as their calls end."""
@@ -54,23 +54,23 @@ class Upstream:
         self, backend: Backend, client: BackendClient, metrics: BackendSeries, *, drops_cors: bool = False
     ) -> None:
         self.backend = backend
-        self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
+        self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's CORS headers are dropped
         self.client = client
         self.metrics = metrics
-        self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from their arrival to their end
+        self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from arrival to end
         self._paces = 0
-        self.tokens_per_chunk = 0.0  # mean of its streams of late; 0.0 if unknown
+        self.tokens_per_chunk = 0.0  # mean of recent streams; 0.0 if unknown
         self._answer: AnswerHead | None = None
         self._answer_lines = b"", False
-        self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
+        self._choice_lines: dict[tuple[str, str], bytes] = {}  # cache by policy and reason; there are few
 
     def count_by(self, metrics: BackendSeries) -> None:
-        """Count requests in these series from now on."""
+        """Use these series from now on."""
         self.metrics = metrics
 
     @property
     def habits(self) -> StreamHabits:
-        """What the streams of its engine tell of usage unasked."""
+        """How its engine writes streams."""
         engine = self.backend.engine
         if engine.habits is None:
             engine.habits = StreamHabits()
@@ -78,29 +78,29 @@ class Upstream:
         return habits
 
     def learn_pace(self, seconds: float, tokens: float) -> None:
-        """Update the mean seconds per token with an answer, which gets a weight of 2% once there are many."""
+        """Update the mean seconds per token with an answer, at a weight of 2% once there are many."""
         if tokens >= 1.0:
             self._paces = min(self._paces + 1, _PACES)
             self.pace_s += (max(_LEAST_PACE_S, seconds / tokens) - self.pace_s) / self._paces
 
     def learn_chunks(self, tokens: int, chunks: int) -> None:
-        """Learn the tokens of a chunk from a stream whose tokens are known, which gets a weight of 5%."""
+        """Update the mean tokens per chunk with a stream whose tokens are known, at a weight of 5%."""
         mean = min(tokens / chunks, _MOST_PER_CHUNK)
         self.tokens_per_chunk += (0.05 if self.tokens_per_chunk else 1.0) * (mean - self.tokens_per_chunk)
 
     def estimate(self, chunks: int) -> int:
-        """Return an estimate of the tokens of so many chunks: by its streams, or by what its engine has counted."""
+        """Return an estimate of the tokens in so many chunks, from its streams or from its engine's counters."""
         return round(chunks * max(1.0, self.tokens_per_chunk or self.backend.load.tokens_per_step))
 
     def lines_for_client(self, headers: HeaderList) -> bytes:
-        """Return the header lines that the client gets of an answer."""
+        """Return the header lines of an answer for the client."""
         kept = without_cors(headers) if self._drops_cors else headers
         return lines_for_client(kept, self.client.address.authority)
 
     def answer_of(self, head: AnswerHead) -> tuple[bytes, bool]:
         """Return the header lines of an answer without the content length, and whether it is uncompressed JSON.
 
-        Those of the last head are kept.
+        The result for the last head is cached.
         """
         if head is not self._answer:
             by_name = dict(head.headers)
@@ -143,8 +143,8 @@ class Traffic:
         self._rate = 0.0
         self._at_s = 0.0
         self.in_flight = 0
-        self.arrived = 0  # requests that have arrived
-        # By the id of a client with requests in flight: their number, its weight.
+        self.arrived = 0  # requests so far
+        # For each client with requests in flight, by id: their number, and its weight.
         self._of: dict[str, tuple[int, float]] = {}
         self._weights = 0.0  # of all of these
 
@@ -157,7 +157,7 @@ class Traffic:
         self._of[client.id] = count + 1, weight
 
     def end(self, client: Client) -> None:
-        """Count it as ended."""
+        """Count a request as ended."""
         self.in_flight -= 1
         count, weight = self._of[client.id]
         if count > 1:
@@ -167,7 +167,7 @@ class Traffic:
             self._weights = self._weights - weight if self._of else 0.0
 
     def overuse(self, client: Client) -> float:
-        """Return the requests in flight of a client over its share of all, from 1 to 5."""
+        """Return the ratio of a client's requests in flight to its share of all, from 1 to 5."""
         if len(self._of) < 2 or client.id not in self._of:
             return 1.0
         count, weight = self._of[client.id]
@@ -187,16 +187,16 @@ class Traffic:
 _SHARE: Final = 0.2
 """Retries per request in the long run."""
 _PER_S: Final = 1.0
-"""Retries per second that are allowed besides, for a model with little traffic."""
+"""Retries per second allowed on top, for a model with little traffic."""
 _RESERVE: Final = 10.0
-"""What can be saved up beyond the requests in flight."""
+"""Retries that can be saved up beyond the requests in flight."""
 
 
 class RetryBudget:
-    """How many more requests of a model may be sent a second time.
+    """Bounds how many requests of a model may be retried.
 
-    Each request adds a fifth of a retry and each second one, as in Finagle's budgets [1]_. As many can be saved up as
-    there are requests in flight, and ten more: all requests of a replica that dies may be retried.
+    Each request adds a fifth of a retry, and each second one more, as in Finagle's budgets [1]_. It saves up at most as
+    many as there are requests in flight, plus ten: all requests of a replica that dies may be retried.
 
     References
     ----------
@@ -235,7 +235,7 @@ class RetryBudget:
 _PROMPT_TOKEN_S: Final = 2e-5
 _OUTPUT_TOKEN_S: Final = 4e-4
 _OUTPUT_TOKENS: Final = 256.0
-"""What is assumed under a policy that predicts nothing: those of an 8B model on an H100 in a batch of 16."""
+"""Assumed with a policy that predicts nothing: figures of an 8B model on an H100 in a batch of 16."""
 
 
 @dataclass(slots=True)
@@ -248,10 +248,10 @@ class Model:
     upstreams: dict[str, Upstream]  # its backends by name
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Fallback = field(default_factory=Fallback)  # chooses a backend when the policy fails
-    parts: PartTokens = field(default_factory=PartTokens)  # what its engines make of images and the like
+    parts: PartTokens = field(default_factory=PartTokens)  # tokens that its engines make of images and the like
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
-    # The policy in each of its roles, None where it has it not: looked up once, since that is dear.
+    # The policy in each of its roles, or None: looked up once, since that is slow.
     learner: Learner | None = field(init=False)
     explainer: Explainer | None = field(init=False)
     maintained: Maintained | None = field(init=False)
@@ -259,9 +259,9 @@ class Model:
     informed: Informed | None = field(init=False)
     guardrail: Guardrail | None = field(init=False)  # its comparison with `least_loaded`
     detector: Detector[Any] | None = field(init=False)  # what it has found of replicas
-    retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time
-    troubles: Troubles = field(init=False)  # what goes wrong with which of its requests
-    rescue: bool = True  # whether streams outlive their backends
+    retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are retried
+    troubles: Troubles = field(init=False)  # failures by kind of request and replica
+    rescue: bool = True  # whether another backend resumes the stream of one that fails
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:
@@ -280,7 +280,7 @@ class Model:
             self.observe = self.learner.observe
 
     def share_upstreams(self, before: Model) -> None:
-        """Send the requests in flight of an earlier model, which keep that, to the replicas that there are now."""
+        """Give an earlier model the current replicas: its requests in flight keep that model."""
         before.upstreams.clear()
         before.upstreams.update(self.upstreams)
         self.upstreams = before.upstreams
@@ -294,7 +294,7 @@ class Model:
         prompt: Prompt | None,
         stored: StoredTokens,
     ) -> RequestFeatures:
-        """Return the features of a request at a load: requests per second, and in flight."""
+        """Return the features of a request; `load` is requests per second, and in flight."""
         return describe(
             headers.endpoint,
             document,
@@ -310,10 +310,10 @@ class Model:
             stored=stored,
         )
 
-    # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
+    # Hooks of the policy, which may raise anything. The router calls `choose`.
 
     def price(self, features: RequestFeatures) -> Price:
-        """Return what the policy expects a request to cost on the best of the backends that are up; else a guess."""
+        """Return the cost that the policy expects for a request on the best backend that is up; else a guess."""
         if self.explainer is not None:
             try:
                 backends = [each.backend for each in self.upstreams.values()]
@@ -327,7 +327,7 @@ class Model:
         return Price(prompt_s, _OUTPUT_TOKEN_S, output_tokens, prompt_s)
 
     def forget(self, backend: str) -> None:
-        """Drop what the policy keeps of a backend that has left."""
+        """Drop what the policy knows about a backend that has left."""
         self.troubles.forget(backend)
         if self.informed is not None:
             self._guarded("forget", self.informed.forget, backend)
@@ -344,12 +344,12 @@ class Model:
             self._guarded("sent_elsewhere", self.informed.sent_elsewhere, backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, *, is_full: bool) -> None:
-        """Report to the policy what an engine has evicted."""
+        """Report to the policy that an engine has evicted cached blocks."""
         if self.informed is not None:
             self._guarded("evicted", self.informed.evicted, backend, unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Correct the tokens per step that answers of a backend show to the policy."""
+        """Have the policy rescale the tokens per step that a backend's answers show."""
         if self.informed is not None:
             self._guarded("correct", self.informed.correct, backend, factor)
 
@@ -359,7 +359,7 @@ class Model:
             self._guarded("left", self.learner.left, decision)
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        """Teach the policy drafting that was replayed on an answer."""
+        """Pass the outcome of shadow drafting on an answer to the policy."""
         if self.learner is not None:
             self._guarded("observe_shadow", self.learner.observe_shadow, outcome)
 

@@ -1,4 +1,4 @@
-"""A request with its model and its features, which are computed when they are first wanted."""
+"""A request with its model and its features, which are computed lazily."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class RoutedRequest:
         items: int = 0,
     ) -> None:
         self.model = model
-        self.adapter = adapter  # name of the LoRA adapter that it asks for; empty for the model itself
+        self.adapter = adapter  # name of the requested LoRA adapter; empty for the model itself
         self.client = client
         self.headers = headers
         self.response_id = response_id  # of the stored response that the request refers to; empty without one
         # Name of the backend with the stored response that the request refers to; None without such a reference.
         self.home = home
         self.document = document  # the parsed body, while the request is admitted
-        self.prompt = prompt  # the prompt, if it was read and is kept for the recorder
+        self.prompt = prompt  # the prompt, if it was read and must be kept for the recorder
         self.priority: object = None if document is None else document.get("priority")
-        # With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
+        # The `stream_options` that ask an engine for usage; None not to ask.
         self.usage_options = usage_options
         self.has_choices = has_choices  # whether it is for a stream of several choices
         self.items = items  # inputs of a request for embeddings; 0 for others
         self.baseline_only = baseline_only  # the parameters that only a baseline backend supports
         self._price: Price | None = None
-        # The features, or what computes them when they are first wanted.
+        # The features; None until `_describe` has computed them.
         self._features: RequestFeatures | None = None
         self._describe: Callable[[], RequestFeatures] | None = None
         if isinstance(features, RequestFeatures):
@@ -67,7 +67,7 @@ class RoutedRequest:
         return self._features
 
     def price(self) -> Price:
-        """Return what the request is expected to cost, as it was when that was first wanted."""
+        """Return the expected cost of the request, as of the first call."""
         if self._price is None:
             self._price = self.model.price(self.features)
         return self._price
@@ -82,12 +82,12 @@ class RoutedRequest:
 
     @property
     def unseen(self) -> Unseen | None:
-        """What of the prompt its text does not show, if that was wanted; None if there is nothing."""
+        """Parts of the prompt that its text does not show, if the features are computed; None if there are none."""
         return None if self._features is None else self._features.unseen
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """The shape of the request; its features are computed only if it may have one."""
+        """The shape of the request; computes its features only if it may have one."""
         document = self.document
         if self._features is None and document is not None and "n" not in document and RARE_FIELDS.isdisjoint(document):
             return ()

@@ -33,32 +33,32 @@ from policies.features.prompt import read_other, read_prompt, template_of_adapte
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures
 from policies.policy import Choose, Decision, Policy
 
-# Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
+# Final globals save the lookup of enum members on each use, and when compiled, of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
 _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _RESPONSES: Final = Endpoint.RESPONSES
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
-_LEAST_TOLD: Final = 256  # tokens of a prompt that are worth telling other gateways of
+_LEAST_TOLD: Final = 256  # prompts from this many tokens on are reported to other gateways
 SMALL_BYTES: Final = 2**15
-"""A body up to this is parsed at once, whatever it holds, and kept parsed until its features are wanted."""
+"""A body up to this size is parsed immediately, and kept parsed until its features are needed."""
 _SHOWN_CHARS: Final = 100
-"""Of what a client sent as a model's name, in the error about it."""
+"""Most characters of a client's model name to quote in an error."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
 
 Sent = deque[tuple[Backend, RequestFeatures]]
-"""Prompts, and where they were sent."""
+"""Sent prompts with their backends."""
 
 
 class Narrowing(Protocol):
-    """What compares ways of serving: which replicas a request is given to, who chooses, and how deep is drafted."""
+    """Controls a comparison: which replicas may get a request, who chooses, and how deep to draft."""
 
     def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
-        """Return the decision of the policy of the model, or of another one in its place, among some candidates."""
+        """Return the decision of the model's policy, or of another in its place, among some of the candidates."""
 
     def depth(self, backend: str) -> int | None:
-        """Return how many tokens a replica is to draft at most in a step; None if that is its engine's own business."""
+        """Return the most tokens that a replica may draft per step; None to leave that to its engine."""
 
 
 Slo = tuple[float | None, float | None]
@@ -83,11 +83,11 @@ class Router:
         self._recovery = pool.recovery
         self._narrowing: dict[str, Narrowing] = {}  # by model
         self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
-        self._most_values = most_values  # most that the values of a body may count to, by `large_bodies`
+        self._most_values = most_values  # most that the values of a body may add up to, by `large_bodies`
         self._slo_classes = slo_classes  # latency objectives that a request may name
-        self.locations = locations or ResponseLocations()  # the backends that hold stored responses, and their tokens
+        self.locations = locations or ResponseLocations()  # backends that hold stored responses, and their tokens
         self._tokens_of = self.locations.tokens_of
-        self.sent = sent  # prompts to be told to other gateways; None if there is none
+        self.sent = sent  # prompts to report to other gateways; None without peers
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -96,7 +96,7 @@ class Router:
         self._keep_prompt_bytes = most_bytes
 
     def depth(self, model: str, backend: str) -> int | None:
-        """Return how many tokens a replica is to draft at most for a request; None if its engine decides that."""
+        """Return the most tokens that a replica may draft per step for a request; None if its engine decides."""
         narrowing = self._narrowing.get(model)
         return None if narrowing is None else narrowing.depth(backend)
 
@@ -105,16 +105,16 @@ class Router:
         self._narrowing = narrowing
 
     def is_compared(self, routed: RoutedRequest) -> bool:
-        """Return whether a comparison narrows the candidates of a request before a policy chooses."""
+        """Return whether a comparison narrows the candidates of a request."""
         return routed.model.name in self._narrowing and not _is_bound(routed)
 
     def check(self, body: bytes) -> Iterator[None]:
-        """Check in steps that a large body may be parsed, which `route` does."""
+        """Check in steps that a large body is cheap enough for `route` to parse."""
         if _may_be_object(body):  # anything else is not parsed
             yield from check_cost(body, self._most_values)
 
     def route(self, headers: RequestHeaders, body: bytes, now_s: float, *, whole: bool = False) -> RoutedRequest:
-        """Return a request with its model and the features that the choice needs, or all of them (`whole`)."""
+        """Return a request with its model and the features that the choice needs, or with all features (`whole`)."""
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
         document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         name = document.get("model") or None
@@ -148,7 +148,7 @@ class Router:
             described = features = model.describe(headers, document, load, text_features, prompt, self._tokens_of)
             if wanted.session and "prefix" in text_features and not features.prefix:
                 features.set_session(hash((crc32(client.id.encode()), crc32(wanted.session.encode()))))
-            if adapter:  # an application of its own, whose prompts are cached apart
+            if adapter:  # adapters are separate applications, whose prompts are cached separately
                 apart = crc32(adapter.encode())
                 prefix = tuple([hash((apart, each)) for each in features.prefix])
                 features.set_apart(template_of_adapter(adapter, features.template), prefix)
@@ -221,7 +221,7 @@ class Router:
         for backend in members:
             if backend.drafter_limit is not None:
                 kept = surviving(routed.features, members)
-                # What may be too long goes where it is taken, if all others are away.
+                # A request that may be too long for a drafter goes there only if no other backend is up.
                 is_away = routed.features.is_unknown and not any(each.health.state is _UP for each in kept)
                 return members if is_away else kept
         return members
@@ -229,7 +229,7 @@ class Router:
     def choose(self, routed: RoutedRequest, candidates: list[Backend], choose: Choose | None = None) -> Decision:
         """Return the decision of `choose`, by default the policy's.
 
-        If it fails, the least loaded candidate is chosen.
+        If that fails, choose the least loaded candidate.
         """
         model = routed.model
         policy = model.policy
@@ -260,9 +260,9 @@ class Router:
         return decision
 
     def find(self, name: object, client: Client, path: str) -> tuple[Model, str]:
-        """Return the model that a request names, and the adapter of it, if that is what the name is."""
+        """Return the model that a request names, and its adapter if the name is an adapter's."""
         if client is UNAUTHENTICATED:
-            return next(iter(self._models.values())), ""  # any model's engines answer OPTIONS alike
+            return next(iter(self._models.values())), ""  # engines of any model answer OPTIONS alike
         if name is None and self._only is not None:
             model: Model | None = self._only
         elif not isinstance(name, str):
@@ -279,7 +279,7 @@ class Router:
                 for backend in self._pool:
                     if name in backend.engine.said.adapters and client.may_adapt(backend.model, name):
                         return self._models[backend.model], name
-        # One answer for both, which does not reveal what exists.
+        # The same error for both, so as not to reveal what exists.
         if model is None or (client.models is not None and not client.may_use(model.name)):
             named = f"The model `{name[:_SHOWN_CHARS]}`" if isinstance(name, str) else "This model"
             raise GatewayError(
@@ -339,12 +339,12 @@ def _requested(
 
 
 def _texts(given: object) -> int:
-    """Return the number of texts in an input or a prompt, each of which may also be a list of token ids."""
+    """Return the number of texts in an input or a prompt; each may also be a list of token ids."""
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _is_bound(routed: RoutedRequest) -> bool:
-    """Return whether a request says, or its stored response does, where it is to go."""
+    """Return whether a request, or its stored response, says where it must go."""
     return bool(routed.headers.backend or routed.headers.method) or routed.home is not None
 
 
@@ -353,7 +353,7 @@ def _may_be_object(body: bytes) -> bool:
 
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
-    """Return the JSON object in a body; an empty one if there is none, and none is required."""
+    """Return the JSON object in a body; an empty one if the body has none and need not."""
     problem = "a JSON object"
     if body.startswith(b"{") or _may_be_object(body):
         try:

@@ -31,7 +31,7 @@ def temperature_bucket(temperature: float) -> str:
 
 @dataclass(slots=True)
 class BackendSeries:
-    """The series of one backend that nearly every request updates, since the lookup by labels costs more than that."""
+    """The series of one backend that nearly every request updates: a lookup by labels costs more than the update."""
 
     labels: tuple[str, str, str]
     ttft: Distribution
@@ -72,7 +72,7 @@ class RequestSeries:
         self.queue_wait = histogram("gateway_queue_wait_seconds")
         self.queue_refused = counter("gateway_queue_refused")
         self.keys = counter("gateway_key_tokens")
-        self._said = Seldom()  # of what is implausible
+        self._said = Seldom()  # rate-limits the log of implausible reports
 
     def of(self, backend: Backend) -> BackendSeries:
         """Return the series of a backend."""
@@ -86,7 +86,7 @@ class RequestSeries:
             prompt_tokens=self.prompt_tokens.labels(*labels),
             output_tokens=self.output_tokens.labels(*labels),
             context=self.context.labels(*labels),
-            # Created at once: the rate of a series that appears with its first event misses that event.
+            # Created now: the rate of a series that starts with an event misses that event.
             outcomes={outcome: self.requests.labels(*labels, outcome) for outcome in OUTCOMES},
         )
 
@@ -95,14 +95,14 @@ class RequestSeries:
         self.requests.labels("", "", "", "refused").inc()
 
     def note_implausible(self, backend: Backend, what: str) -> None:
-        """Count what a backend reported and cannot be, and log it, once a minute at most."""
+        """Count an implausible report of a backend, and log it at most once a minute."""
         labels = (backend.model, backend.name, backend.said.method.value, what)
         self.implausible.labels(*labels).inc()
         if self._said.may_say(labels):
             log.warning("%s/%s reports what cannot be, which is ignored: %s", backend.model, backend.name, what)
 
     def count_context(self, backend: Backend, series: BackendSeries, tokens: int) -> None:
-        """Count the length of a request with its answer."""
+        """Count the length of a request including its answer."""
         series.context.observe(tokens)
         limit = backend.drafter_limit
         if limit is not None and tokens > limit.tokens:
@@ -121,7 +121,7 @@ class RequestSeries:
         self.accepted.labels(*backend.labels, bucket).inc(accepted)
 
     def refresh_queue(self, model: str, waiting: int, refused: dict[str, int]) -> None:
-        """Update the series of a queue, and take over what it has refused, by reason."""
+        """Update the series of a queue, and move its counts of refusals there."""
         self.queue_length.labels(model).set(waiting)
         for reason, count in refused.items():
             self.queue_refused.labels(model, reason).inc(count)

@@ -1,4 +1,4 @@
-"""Stored responses: a request that refers to one must go to the backend that holds it, and has its tokens before it."""
+"""Stored responses: a request that refers to one must go to the backend that holds it, and includes its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_NEW: Final = 1000
 
 
 class ResponseLocations:
-    """Remembers which backend holds each recent response of the responses API, and how many tokens.
+    """Remembers the backend and the tokens of each recent response of the responses API.
 
     Examples
     --------
@@ -28,13 +28,13 @@ class ResponseLocations:
 
     def __init__(self, capacity: int = 16_384) -> None:
         self._capacity = capacity  # number of responses remembered; a new one replaces the oldest
-        # Backend and tokens by id; of a conversation, which is not a single response, the tokens alone.
+        # Backend and tokens by id; tokens alone for a conversation, which is not a single response.
         self._stored: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
-        # Id and backend of the latest responses found by `note_answer`; who tells peers of them takes them out.
+        # Id and backend of the latest responses found by `note_answer`, until they are reported to peers.
         self.new: deque[tuple[str, str]] = deque(maxlen=_MOST_NEW)
 
     def note_answer(self, beginning: bytes, backend: str) -> str:
-        """Remember the backend of an answer whose first bytes have a response id; return that, or nothing."""
+        """Remember the backend of an answer whose first bytes have a response id; return the id, or an empty string."""
         if (match := _ID.search(beginning)) is None:
             return ""
         response_id = match[1].decode("latin-1")
@@ -43,7 +43,7 @@ class ResponseLocations:
         return response_id
 
     def note_tokens(self, stored: str, tokens: int) -> None:
-        """Remember the tokens of a response with all before it, or of a conversation."""
+        """Remember the tokens of a response including all before it, or of a conversation."""
         if 0 < len(stored) <= _MOST_CHARS:
             self._keep(stored, self.home_of(stored), tokens)
 
@@ -52,7 +52,7 @@ class ResponseLocations:
         self._keep(response_id, backend, self.tokens_of(response_id))
 
     def forget(self, backend: str) -> None:
-        """Forget what a backend held: it has left, or is another engine under the same name."""
+        """Forget the responses of a backend that has left, or is now another engine."""
         for stored in [held for held, (home, _) in self._stored.items() if home == backend]:
             del self._stored[stored]
 
@@ -61,7 +61,7 @@ class ResponseLocations:
         return self._stored.get(response_id, _UNKNOWN)[0]
 
     def tokens_of(self, stored: str) -> int:
-        """Return the tokens of a response with all before it, or of a conversation; 0 if unknown."""
+        """Return the tokens of a response including all before it, or of a conversation; 0 if unknown."""
         return self._stored.get(stored, _UNKNOWN)[1]
 
     def _keep(self, stored: str, backend: str | None, tokens: int) -> None:

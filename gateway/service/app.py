@@ -1,4 +1,4 @@
-"""The gateway's own endpoints, which FastAPI answers; all other paths are relayed without it."""
+"""The gateway's own endpoints, served by FastAPI; all other paths are relayed without it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from policies.roles import Maintained, Work
 _TICK_S = 0.5
 _FIRST_PROBE_TIMEOUT_S = 1.0
 _MAX_CPU_SHARE = 0.02
-"""Largest share of a core for fitting a policy; longer fits are done less often."""
+"""Largest share of a core for fitting a policy; longer fits run less often."""
 _MAX_PAUSE_S = 30.0
 _YIELD_S = 0.002
 
@@ -40,13 +40,13 @@ _YIELD_S = 0.002
 class OwnPaths:
     """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing.
 
-    Its requests have been admitted (`gateway.routing.access`), before their bodies were read.
+    `gateway.routing.access` has admitted its requests before their bodies were read.
     """
 
     def __init__(self, app: FastAPI, current: Current, *, is_admin: bool = False) -> None:
         self._app = app
         self._current = current
-        self._is_admin = is_admin  # whether the admin address is served, not that of the clients
+        self._is_admin = is_admin  # whether it serves the admin address, not the clients'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -104,11 +104,11 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:
-        """Answer 200 if every model has a backend that is up, else 503; with a key, name those that are."""
+        """Answer 200 if every model has a backend that is up, else 503; with a key, name these backends."""
         up = {name: [backend.name for backend in gateway.pool.up(name)] for name in gateway.models}
         ready = gateway.is_ready()
         shown: dict[str, Any] = {"ready": ready}
-        with contextlib.suppress(GatewayError):  # without a key it tells no names
+        with contextlib.suppress(GatewayError):  # without a key, no names are shown
             client = _client(gateway, request)
             shown["up"] = {name: names for name, names in up.items() if client.may_use(name)}
         return JSONResponse(shown, 200 if ready else 503)
@@ -141,7 +141,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    """Answer all errors in OpenAI's format, those of FastAPI too."""
+    """Answer all errors in OpenAI's format, including FastAPI's."""
 
     @app.exception_handler(GatewayError)
     async def answer(_: Request, error: GatewayError) -> Response:
@@ -165,7 +165,7 @@ def _answer_errors(app: FastAPI) -> None:
         text = f"{where or wrong['loc'][0]}: {wrong['msg']}."
         if wrong["type"] == "json_invalid":
             where, text = "", f"body: no JSON, from character {wrong['loc'][1]} on."
-        elif not where and "json" not in request.headers.get("content-type", ""):  # a body that was not even parsed
+        elif not where and "json" not in request.headers.get("content-type", ""):  # the body was not even parsed
             text = "body: expected JSON, with the header 'Content-Type: application/json'."
         return await answer(request, GatewayError(422, text, code="invalid_request", param=where or None))
 
@@ -204,7 +204,7 @@ def _client(gateway: Gateway, request: Request) -> Client:
 
 
 class _Tasks:
-    """The periodic tasks of a gateway process, which follow its models."""
+    """The periodic tasks of a gateway process and of its models."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -213,7 +213,7 @@ class _Tasks:
         self.follow()
 
     def follow(self) -> None:
-        """Start the tasks of what is new, and end those of what is gone."""
+        """Start the tasks of new models and policies, and end those of removed ones."""
         wanted: dict[object, Callable[[], asyncio.Task[None]]] = {}
         for name, model in self._gateway.models.items():
             if model.maintained is not None:
@@ -249,7 +249,7 @@ async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None
 
 
 async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
-    """Stop everything that `_start` started, and what requests have opened."""
+    """Stop everything that `_start` started, and close what requests opened."""
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             await room.stop()
@@ -265,7 +265,7 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
 
 
 async def _tick(gateway: Gateway) -> None:
-    """Run the periodic tasks every half second; if this process was late, once it has read what came meanwhile."""
+    """Run the periodic tasks every half second; after a delay, only once waiting input has been read."""
     while True:
         due_s = time.monotonic() + _TICK_S
         await asyncio.sleep(_TICK_S)
@@ -279,9 +279,9 @@ async def _tick(gateway: Gateway) -> None:
 
 
 async def _learn(policy: Maintained, failed: Callable[[Exception], None]) -> None:
-    """Run a policy's maintenance periodically in a thread; after a failure the previous fit stays in use.
+    """Run a policy's maintenance periodically in a thread; after a failure, the previous fit stays in use.
 
-    With more observations a fit takes longer and changes less, so the pauses grow with its cost.
+    With more observations, a fit takes longer and changes less, so the pauses grow with its cost.
     """
     pause_s = _TICK_S
     while True:
@@ -295,7 +295,7 @@ async def _learn(policy: Maintained, failed: Callable[[Exception], None]) -> Non
 
 
 def _cpu_s(work: Work) -> float:
-    """Run `work`, yielding to the event loop, and return the CPU seconds of this thread."""
+    """Run `work`, yielding to the event loop; return the CPU seconds that this thread used."""
     began_s = time.thread_time()
     work(_yield_to_event_loop)
     return time.thread_time() - began_s
@@ -306,7 +306,7 @@ def _yield_to_event_loop() -> None:
 
 
 def refresh(gateway: Gateway) -> None:
-    """Run what is due in the rooms, and update the series; one that cannot be is left as it is."""
+    """Run the periodic work of the rooms, and update the series; a failure leaves a series unchanged."""
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             room.tick()

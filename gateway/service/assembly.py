@@ -43,17 +43,17 @@ from policies.statistics import Statistics
 
 
 class ReplicaEvents(Listener):
-    """Passes on each event to the part that it is for, as a reload has left it."""
+    """Passes each event on to the part that handles it, as of the last reload."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def went_down(self, backend: Backend) -> None:
-        """Retry elsewhere the requests that wait there for a first byte."""
+        """Retry the requests that wait for the first byte there."""
         self._gateway.relay.abandon(backend)
 
     def became_ready(self, backend: Backend) -> None:
-        """Send it requests that wait."""
+        """Send it waiting requests."""
         self._gateway.relay.ready(backend)
 
     def was_ejected(self, backend: Backend, duration_s: float, reason: str) -> None:
@@ -70,11 +70,11 @@ class ReplicaEvents(Listener):
         self._gateway.models[backend.model].correct(backend.name, 1.0 if found is None else found.counted / found.shown)
 
     def reported_implausible(self, backend: Backend, what: str) -> None:
-        """Count and log it."""
+        """Count and log the report."""
         self._gateway.relay.metrics.note_implausible(backend, what)
 
     def books(self, backend: Backend) -> Books:
-        """Return what the requests in flight tell of it."""
+        """Return what the requests in flight show about it."""
         return self._gateway.relay.books(backend)
 
 
@@ -87,7 +87,7 @@ def assemble(
     run_dir: Path | None = None,
     reload: Reload | None = None,
 ) -> Gateway:
-    """Return the parts of a gateway process that is to start; nothing is opened or started here."""
+    """Return the parts of a gateway process, without opening or starting anything."""
     metrics, writes = metrics or Registry(), WriteBatch()
     series = RequestSeries(metrics)
     pool, limits = Pool(backends, health_rules(settings)), Limits(max_in_flight(settings))
@@ -99,13 +99,13 @@ def assemble(
         upstreams = {each.name: _upstream(each, settings, series, writes) for each in members}
         policy = build(of_model.policy.name, of_model.policy.settings)
         models[name] = _model(name, of_model, policy, assumed_temperature(of_model), upstreams)
-        series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
+        series.retries_refused.labels(name)  # created now: the rate of a series that starts with an event misses it
     queues = {name: ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
     locations, sent = ResponseLocations(), deque[tuple[Backend, RequestFeatures]](maxlen=MOST_PROMPTS)
     peers = Peers(pool, limits, locations, sent)
     peers.follow(access.keyring, models, {name: queue.shares for name, queue in queues.items()})
     lives = open_lives(settings, run_dir, peers.writer)
-    metrics.gauge("gateway_peers")  # which is 0 for a process without peers
+    metrics.gauge("gateway_peers")  # 0 for a process without peers
     router = _router(settings, models, pool, locations, sent if lives else None)
     state = State(open_store(settings.state), learners_of(models), metrics)
     policy_versions = policy_versions_of(models, state.documents)
@@ -132,15 +132,15 @@ def assemble(
 
 
 def successor(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Gateway:
-    """Return the parts of a running gateway under other settings: what these determine is new, the rest is the same.
+    """Return the parts of a running gateway under new settings: only what depends on these is new.
 
-    A replica that stays keeps its object, its connections, and what is known of it; a model its policy, with what that
-    has learned, and its counts; a queue what waits in it. Nothing of the running gateway is changed here.
+    A replica that stays keeps its object, its connections, and what is known about it; a model keeps its policy, with
+    what it has learned, and its counts; a queue keeps its requests. The running gateway is not changed here.
     """
     relay = gateway.relay
     access, admin_access = _access(settings, admin_digest, [type(room) for room in gateway.rooms])
     present = [_kept(each, gateway.pool) for each in backends]
-    connected: dict[int, Upstream] = {}  # by the id of the object of the replica
+    connected: dict[int, Upstream] = {}  # by the `id` of the replica's object
     if _of_connections(gateway.settings) == _of_connections(settings):
         connected = {id(each.backend): each for model in gateway.models.values() for each in model.upstreams.values()}
     models: dict[str, Model] = {}
@@ -169,13 +169,13 @@ def successor(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backe
 
 
 def max_in_flight(settings: PoolSettings) -> int | None:
-    """Return a worker's share of the most requests in flight."""
+    """Return a worker's share of the limit on requests in flight."""
     server = settings.server
     return None if server.max_in_flight is None else math.ceil(server.max_in_flight / server.workers)
 
 
 def health_rules(settings: PoolSettings) -> HealthRules:
-    """Return when a replica is taken out of service, by the settings."""
+    """Return the rules by which a replica is taken out of service."""
     return HealthRules(**settings.health.model_dump())
 
 
@@ -194,14 +194,14 @@ def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
 
 
 def is_same_replica(one: Backend, other: Backend) -> bool:
-    """Return whether two backends are the same replica, whatever their states and what may change of it."""
+    """Return whether two backends are the same replica, ignoring states and settings that may change."""
     speculation = ("said", "said_limit", "speculative_config", "draft_depth")
     identity = ("name", "model", "url", "api_key", "simulated", "launched", *speculation)
     return all(getattr(one, field) == getattr(other, field) for field in identity)
 
 
 def _kept(backend: Backend, pool: Pool) -> Backend:
-    """Return the running gateway's object for a replica if it has one: with its state, load and requests."""
+    """Return the running gateway's object for a replica, with its state, load and requests, if it has one."""
     return next((known for known in pool.of(backend.model) if is_same_replica(known, backend)), backend)
 
 
@@ -213,7 +213,7 @@ def _upstream(backend: Backend, settings: PoolSettings, series: RequestSeries, w
 
 
 def _of_connections(settings: PoolSettings) -> tuple[float, float, bool]:
-    """Return the settings that upstreams depend on: two time-outs, and whether CORS is dropped."""
+    """Return the settings that upstreams depend on: two timeouts, and whether CORS headers are dropped."""
     return settings.timeouts.connect_s, settings.timeouts.keep_alive_s, settings.cors is not None
 
 
@@ -225,7 +225,7 @@ def _model(
     upstreams: dict[str, Upstream],
     before: Model | None = None,
 ) -> Model:
-    """Return a model, with what the running one counts."""
+    """Return a model, with the counts of the running one."""
     rescue, ask_usage = settings.rescue, settings.ask_usage
     if before is None:
         return Model(name, policy, temperature, upstreams, rescue=rescue, ask_usage=ask_usage)
@@ -234,14 +234,14 @@ def _model(
 
 
 def _policy_after(before: Model, old: ModelSettings, settings: ModelSettings) -> tuple[Policy, float]:
-    """Return the policy of a model that goes on, with what the running one has learned, and the default temperature."""
+    """Return the policy of a model that stays, with what the running one has learned, and its default temperature."""
     policy = before.policy
     if old.policy != settings.policy:
         policy = build(settings.policy.name, settings.policy.settings)
         if isinstance(policy, Heir):
             try:
                 policy.take_over(before.policy)
-            except Exception as error:  # noqa: BLE001 -- it begins with nothing, as at a start
+            except Exception as error:  # noqa: BLE001 -- it starts from nothing
                 before.fallback.note(policy.name, "take_over", error)
                 policy = build(settings.policy.name, settings.policy.settings)
     is_asked = known_temperature(old) is None is known_temperature(settings)
@@ -257,7 +257,7 @@ def _router(
 
 
 def _access(settings: PoolSettings, admin_digest: bytes, kinds: Sequence[type[Room]]) -> tuple[Access, Access | None]:
-    """Return the access at the address of the clients, and at the admin address if there is one."""
+    """Return the access rules of the clients' address, and of the admin address if there is one."""
     answered = {path: most_bytes for kind in kinds for path, most_bytes in kind.client_paths(settings).items()}
     keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
@@ -275,7 +275,7 @@ def _access(settings: PoolSettings, admin_digest: bytes, kinds: Sequence[type[Ro
 
 
 def queue_bounds(settings: PoolSettings) -> dict[str, QueueSettings]:
-    """Return the bounds of the queue of each model that has one: this worker's part of them."""
+    """Return a worker's part of the queue bounds of each model with a queue."""
     workers, queues = settings.server.workers, {name: model.queue for name, model in settings.models.items()}
     return {name: queue.part(workers) for name, queue in queues.items() if queue is not None}
 

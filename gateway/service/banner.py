@@ -34,7 +34,7 @@ def pool_lines(settings: PoolSettings) -> Iterator[str]:
         names, methods = (max(len(row[column]) for row in rows) for column in (0, 1))
         yield f"{model}, by {model_settings.policy.name}:"
         for name, shown, tokens, weight, where in rows:
-            # Where it is comes last: it may be longer than a screen is wide.
+            # The location comes last: it may be wider than the screen.
             yield f"  {name:{names}}  {shown:{methods}} {tokens:>3}  {f'{weight:>6}  ' if weighs else ''}{where}"
         members = [each for each in backends if each.model == model]
         for note in filter(None, (_alike(model_settings), *unlike_answers(members))):
@@ -42,7 +42,7 @@ def pool_lines(settings: PoolSettings) -> Iterator[str]:
 
 
 def _alike(model: ModelSettings) -> str:
-    """Return that `learned` has no methods to choose between, where all replicas speculate alike; else ""."""
+    """Return a note that `learned` has no methods to choose between if all replicas speculate alike; else ""."""
     ways = {(each.method, str(each.speculative_config)) for each in model.backends.values()}
     if model.policy.name != "learned" or model.discover or len(model.backends) < 2 or len(ways) > 1:
         return ""
@@ -54,7 +54,7 @@ def _alike(model: ModelSettings) -> str:
 
 
 def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
-    """Yield how long a context the drafter of each replica serves, what happens beyond it, and what vLLM drops."""
+    """Yield the longest context of each replica's drafter, what happens beyond it, and what vLLM drops."""
     for each in backends:
         name, limit = f"{each.model}/{each.name}", each.drafter_limit
         if limit is not None:
@@ -69,7 +69,7 @@ def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
 
 
 def location(backend: BackendSettings) -> str:
-    """Return the address of a replica, or how it is started; simulated replicas are always marked."""
+    """Return the address of a replica, or how it is started; always mark simulated replicas."""
     if backend.simulate is not None:
         return f"simulated ({backend.simulate.calibration})"
     if backend.serve is not None:
@@ -86,7 +86,7 @@ def _kind(source: DiscoverSettings) -> str:
 
 
 def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
-    """Return the lines printed once the gateway listens: for clients, `/admin` and what rooms serve."""
+    """Return the lines to print once the gateway listens: for clients, `/admin` and what rooms serve."""
     address, *others = addresses
     scheme = settings.server.scheme
     url = f"{scheme}://{address}"

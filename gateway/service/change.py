@@ -1,7 +1,7 @@
-"""Changing the settings and replicas of a running gateway process, in two steps.
+"""Changes the settings and replicas of a running gateway process, in two steps.
 
-`prepare` does everything that may fail or take long, beside the running gateway. `Handover.commit` then puts the new
-parts in place of the old ones, in one call on the event loop. Requests in flight keep the parts that they began with.
+`prepare` does everything that may fail or take long, next to the running gateway. `Handover.commit` then swaps the
+parts in one call on the event loop. Requests in flight keep the parts with which they began.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, successor
 
 _FIRST_PROBE_S = 1.0
-"""How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
+"""Most seconds that a change waits for the first probes of new replicas, so that they can take requests immediately."""
 
 _TAKEN_OVER: Final = ("weight", "context_range", "flags")
-"""What changes of a replica without making it another one (`is_same_replica`)."""
+"""Attributes that may change without making it another replica (`is_same_replica`)."""
 
 
 async def prepare(
     gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes
 ) -> Handover:
-    """Return a change to other settings and replicas, which has changed nothing yet."""
+    """Return a change to new settings and replicas, without applying it."""
     if any(backend.url.startswith("https:") for backend in backends):
         await asyncio.to_thread(trusted)
     later = successor(gateway, settings, backends, admin_digest)
@@ -56,13 +56,13 @@ class Handover:
     later: Gateway  # the parts to use from now on
     members: list[Backend]  # all replicas of the pool, in the order of the pool file
     joining: list[Joining]
-    # The replicas as planned, by model and name: one that stays takes over what may change of it (`_TAKEN_OVER`).
+    # The planned replicas, by model and name: one that stays adopts their `_TAKEN_OVER` attributes.
     planned: dict[tuple[str, str], Backend]
 
     def commit(self) -> None:
-        """Put the new parts in place of the old ones.
+        """Replace the old parts by the new ones.
 
-        First come assignments, which cannot fail; then what follows from them, each step whatever the others raise.
+        Assignments, which cannot fail, come first; then their consequences, each even if another raises.
         """
         gateway, later, before = self.gateway, self.later, self.gateway.models
         retired = [
@@ -85,7 +85,7 @@ class Handover:
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
             partial(gateway.relay.limits.update, keyring.clients, max_in_flight(later.settings)),
             partial(gateway.peers.follow, keyring, later.models, {name: each.shares for name, each in queues.items()}),
-            # A name that is another key's now: what is shown by it begins anew.
+            # The name now belongs to another key: reset its series.
             *(
                 partial(gateway.metrics.forget, key=client.name)
                 for client, later_one in keys.items()
@@ -97,7 +97,7 @@ class Handover:
             partial(gateway.state.follow, learners_of(later.models)),
             partial(gateway.metrics.set_present, gateway.pool),
             partial(join, gateway),
-            # Requests in a queue that is gone are sent at once.
+            # Requests in a removed queue are sent immediately.
             *(queue.dispatch for queue in gateway.relay.queues.values()),
             # Idle connections are closed now; the others close when their calls end.
             *(upstream.client.close for upstream in retired),
@@ -117,16 +117,16 @@ class Handover:
                 step()
 
     def _share_upstreams(self) -> None:
-        """Send the requests in flight, which keep the old models, to the replicas that there are now."""
+        """Send the requests in flight, which keep the old models, to the current replicas."""
         gateway, later = self.gateway, self.later
         for name, model in later.models.items():
-            for upstream in model.upstreams.values():  # since it was prepared, one of its name may have been forgotten
+            for upstream in model.upstreams.values():  # its series may have been forgotten since `prepare`
                 upstream.count_by(gateway.relay.metrics.of(upstream.backend))
             if (before := gateway.models.get(name)) is not None:
                 model.share_upstreams(before)
 
     def _kept_versions(self) -> dict[str, PolicyVersions]:
-        """Return the versions of each model: those that are followed already, where they are the same."""
+        """Return the versions of each model, reusing equal ones, which are already followed."""
         known = self.gateway.policy_versions
         return {
             name: known[name] if known.get(name) == versions else versions
@@ -152,7 +152,7 @@ def _upstreams_of(gateway: Gateway, model: str) -> Mapping[str, Upstream]:
 
 @dataclass(slots=True)
 class Gone:
-    """Replicas, models and keys that were removed, whose records and series stay until their requests have ended."""
+    """Removed replicas, models and keys, whose records and series stay until their requests have ended."""
 
     gateway: Gateway
     backends: list[Backend]
@@ -161,7 +161,7 @@ class Gone:
     exchanges: set[Ongoing]  # all requests in flight when they were removed
 
     def has_ended(self) -> bool:
-        """Return whether the requests have ended, after forgetting what they were sent to."""
+        """Return whether their requests have ended; if so, forget their records and series."""
         self.exchanges &= self.gateway.relay.exchanges
         if self.exchanges:
             return False

@@ -1,7 +1,7 @@
-"""The temperature that each model uses for a request without one, from the best source there is.
+"""The temperature that each model uses for a request without one.
 
-In this order: the calibration of simulated replicas; the pool file's `default_temperature`; what an engine itself
-reports once it is up; vLLM's own default.
+It is taken from the first of: the calibration of simulated replicas; the pool file's `default_temperature`; what an
+engine reports once it is up; vLLM's own default.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gateway.gateway import Gateway
 logger = logging.getLogger(__name__)
 
 VLLM_DEFAULT = 1.0
-"""What vLLM takes where neither the model's `generation_config.json` nor a flag says anything."""
+"""vLLM's default if neither the model's `generation_config.json` nor a flag sets one."""
 
 _POLL_S = 0.5
 
 
 def known_temperature(settings: ModelSettings) -> float | None:
-    """Return the default temperature of a model as settings give it; None if only an engine knows."""
+    """Return the default temperature of a model by its settings; None if only an engine knows it."""
     return next(_configured(settings), settings.default_temperature)
 
 
 def assumed_temperature(settings: ModelSettings) -> float:
-    """Return the default temperature of a model as settings give it, else vLLM's own default."""
+    """Return the default temperature of a model by its settings, else vLLM's own default."""
     given, known = settings.default_temperature, known_temperature(settings)
     if given not in (None, known):
         logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known)
@@ -38,7 +38,7 @@ def assumed_temperature(settings: ModelSettings) -> float:
 
 
 async def follow_temperature(gateway: Gateway, model: str) -> None:
-    """Set the default temperature of a model to that of its engines, once one of them is up, and after a restart."""
+    """Set the default temperature of a model to its engines', once one is up and after each restart."""
     pool = gateway.pool
     while True:
         while not pool.up(model):  # noqa: ASYNC110 -- the pool has no event for it
@@ -50,9 +50,9 @@ async def follow_temperature(gateway: Gateway, model: str) -> None:
 
 
 async def _asked(model: str, pool: Pool) -> float:
-    """Return the default temperature that an engine of a model tells, else vLLM's own."""
+    """Return the default temperature that an engine of a model reports, else vLLM's own."""
     for backend in pool.up(model):
-        if backend.health.state is not State.UP:  # it may have left while others were asked
+        if backend.health.state is not State.UP:  # it may have left meanwhile
             continue
         if (temperature := await pool.watch(backend).probe.default_temperature()) is not None:
             logger.info("%s takes temperature %g by default", model, temperature)
@@ -67,7 +67,7 @@ async def _asked(model: str, pool: Pool) -> float:
 
 
 def _configured(settings: ModelSettings) -> Iterator[float]:
-    """Yield what the calibration of each simulated replica says."""
+    """Yield the default temperature in the calibration of each simulated replica."""
     for backend in settings.backends.values():
         if backend.simulate is not None:
             yield load_calibration(backend.simulate.calibration).temperature.default

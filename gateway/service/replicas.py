@@ -39,7 +39,7 @@ class Replicas:
 
 
 def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, found: Found | None = None) -> Replicas:
-    """Assign addresses to the replicas, and return the processes to run; those that there are keep their ports."""
+    """Assign addresses to the replicas, and return the processes to run; existing ones keep their ports."""
     taken = {each.url for model in settings.models.values() for each in model.backends.values()}
     known = {} if before is None else {(each.model, each.name): each.url for each in before.backends if each.launched}
     ports = {Address.parse(url).port for url in (*taken, *known.values()) if url}
@@ -54,7 +54,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
                 continue
             url = known.get((model, name))
             port = free_port(_HOST, ports) if url is None else int(url.rpartition(":")[2])
-            ports.add(port)  # engines take a minute to bind theirs
+            ports.add(port)  # reserved, since an engine takes a minute to bind its own
             backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
             backends.append(backend)
             if backend_settings.serve is not None:
@@ -69,7 +69,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
 
 
 def configured(settings: PoolSettings) -> list[Backend]:
-    """Return the replicas of the pool file, without addresses of those that are still to be started."""
+    """Return the replicas of the pool file; those not started yet have no address."""
     return [
         _backend(model, name, each, each.url or "")
         for model, model_settings in settings.models.items()
@@ -90,7 +90,7 @@ def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[st
 
 
 def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSettings:
-    """Return the settings that a replica tells itself, with those of its source that it does not tell."""
+    """Return the settings that a replica reports, completed with those of its source."""
     weight = own.weight if "weight" in own.model_fields_set else discover.weight
     limit = own.drafter_limit or (discover.drafter_limit if own.method is discover.method else None)
     depth = own.draft_depth or (discover.draft_depth and own.method is not Method.BASELINE)
@@ -130,7 +130,7 @@ def _range_of(said: str | None) -> tuple[int, int] | None:
 
 
 def limit_of(settings: BackendSettings | DiscoverSettings) -> DrafterLimit | None:
-    """Return the limit of a replica's drafter, by its settings or its draft."""
+    """Return the limit of a replica's drafter, from its settings or its draft model."""
     said, method = settings.drafter_limit, settings.method
     assert method is not None
     tokens = longest_drafted(method, serve_config(method, settings.speculative_config)) if said is None else said.tokens
@@ -166,7 +166,7 @@ def _launch(
 
 
 def _found(command: Sequence[str], env: Mapping[str, str]) -> Sequence[str]:
-    """Return a command that is not on PATH with the folder of this Python if `[vllm]` has put it there."""
+    """Return a command; if it is not on PATH but next to this Python, where `[vllm]` puts it, return that path."""
     name, *rest = command
     if "/" in name or shutil.which(name, path=env.get("PATH")) is not None:
         return command

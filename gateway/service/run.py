@@ -1,4 +1,4 @@
-"""Running the gateway: starts the replicas, serves, and stops everything that it started."""
+"""Runs the gateway: starts the replicas, serves, and stops everything that it started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _READY_POLL_S = 0.1
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
 _DISCOVERY_RETRY_S = 30.0
-"""After one that failed: its source may tell nothing more for hours."""
+"""Pause after a change that failed: its source may report nothing else for hours."""
 _FLUSH_S = 1.0
 logger = logging.getLogger("gateway")
 
@@ -64,7 +64,7 @@ def serve(
         cleared.callback(shutil.rmtree, run_dir, ignore_errors=True)
         manager = ServiceManager()
         if settings.server.workers > 1:
-            resource_tracker.ensure_running()  # a process that inherits this
+            resource_tracker.ensure_running()  # its process inherits the ignored signal
         try:
             beside = [address for room in rooms() if (address := room.beside(settings)) is not None]
             opened = open_sockets(settings, manager.sockets, {each.name: each[1:3] for each in beside})
@@ -82,7 +82,7 @@ def serve(
 
 
 def _show(lines: Iterable[str]) -> None:
-    """Print lines; where that is not possible, what is served goes on without."""
+    """Print lines; if that fails, keep serving."""
     try:
         print("\n".join(lines), flush=True)
     except OSError as error:
@@ -170,7 +170,7 @@ class _Serving:
         return 0 if server.started else 1
 
     def _end_by(self, end: Callable[[], None], in_flight: Callable[[], int]) -> None:
-        """End at a signal, and say what is waited for."""
+        """On a signal, call `end` and log which requests it waits for."""
 
         def ended() -> None:
             self._manager.say("STOPPING=1")
@@ -182,9 +182,9 @@ class _Serving:
             asyncio.get_running_loop().add_signal_handler(number, ended)
 
     async def _apply(self, settings: PoolSettings) -> None:
-        """Put other settings into effect, or raise."""
+        """Put new settings into effect, or raise."""
         await self._started.wait()
-        # The key of the run stays if the file has none; so does what rooms have drawn.
+        # The generated key stays if the file has none; so do values that rooms have drawn.
         admin_digest = settings.admin.digest or self._admin_digest
         settings = settings.model_copy(update=self._drawn)
         try:
@@ -205,7 +205,7 @@ class _Serving:
         return await asyncio.to_thread(plan, settings, self._run_dir, self._replicas, found)
 
     async def _follow_discovery(self) -> None:
-        """Add the replicas that sources find to the pool, and remove those that are gone."""
+        """Add replicas that sources find to the pool, and remove those that are gone."""
         while True:
             await self._found_others.wait()
             self._found_others.clear()
@@ -215,7 +215,7 @@ class _Serving:
                 continue
             except ReloadError as error:
                 logger.warning("the replicas that were found cannot join: %s", error.message)
-            except Exception as error:  # noqa: BLE001 -- others may be found
+            except Exception as error:  # noqa: BLE001 -- a later change may succeed
                 background.note("discovery", error)
             await asyncio.sleep(_DISCOVERY_RETRY_S)
             self._found_others.set()
@@ -238,13 +238,13 @@ class _Serving:
             flushing.cancel()
 
     async def _flush(self) -> None:
-        """Pass on to the workers what this process counts."""
+        """Pass this process's counts on to the workers."""
         while True:
             self._metrics.flush()
             await asyncio.sleep(_FLUSH_S)
 
     async def _announce(self) -> None:
-        """Print the address once all workers accept connections, and how to try it once a replica can answer."""
+        """Print the address once all workers accept connections, and an example once a replica can answer."""
         await self._started.wait()
         self._manager.say("READY=1")
         addresses = [host_and_port(*each) for each in self._addresses]

@@ -1,4 +1,4 @@
-"""Serving: the addresses of a gateway process, from opening them to draining."""
+"""Serves the addresses of a gateway process, from opening them to draining."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gateway.service.app import OwnPaths, create_app
 log = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
-_KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that the client closes first
-_OTHER_FILES = 64  # what a process opens besides connections of clients and to backends
+_KEEP_ALIVE_S = 75  # longer than clients' pools keep connections idle, so that clients close first
+_OTHER_FILES = 64  # opened besides connections of clients and to backends
 _POLL_S = 0.05
-_ABORT_S = 5.0  # what aborted requests may take to end
+_ABORT_S = 5.0  # for aborted requests to end
 _FILES_CHECK_S = 1.0
 
 
@@ -45,13 +45,13 @@ class Server:
     ) -> None:
         self.started = False  # whether connections are accepted
         self.is_draining = asyncio.Event()
-        self.tasks: set[asyncio.Task[None]] = set()  # requests for own paths that are being answered
+        self.tasks: set[asyncio.Task[None]] = set()  # requests in flight for own paths
         self.app = create_app(gateway)
         self._gateway = gateway
-        # Whether the process serves nothing else, so that its garbage collector can be tuned.
+        # Whether the process only serves, so that its garbage collector can be tuned.
         self._has_process = has_process
         self._on_started = on_started  # called once connections are accepted
-        self._must_end = False  # whether nothing in flight is waited for any more
+        self._must_end = False  # whether to stop waiting for requests in flight
         settings = gateway.settings.server
         self._certificate = None if settings.tls is None else Certificate(settings.tls, "server.tls")
         limits = server_limits(settings)
@@ -72,11 +72,11 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are in flight."""
+        """Number of requests in flight."""
         return len(self._gateway.relay.exchanges)
 
     async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
-        """Serve until `drain`: clients at one address, `/admin` and the companions of rooms at others."""
+        """Serve until drained: clients at one address, `/admin` and the companions of rooms at others."""
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
             listening = Listener(self._clients, clients, self._certificate)
@@ -101,14 +101,14 @@ class Server:
                 await operators.close(is_shared=False)
 
     async def _wait_for_ends(self) -> None:
-        """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""
+        """Wait for requests in flight, which `drain` aborts after a time, but not for operators."""
         end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
         for connection in list(self.connections):
             connection.shutdown()
         for companion in self._companions:
             await companion.stop(self._gateway.settings.server.drain_s)
         await asyncio.sleep(_POLL_S)
-        while self._has_work() and time.monotonic() < end_s:  # noqa: ASYNC110 -- there is no event for the last of them
+        while self._has_work() and time.monotonic() < end_s:  # noqa: ASYNC110 -- no event marks the last one
             await asyncio.sleep(_POLL_S)
         for task in self.tasks:
             task.cancel()
@@ -119,13 +119,13 @@ class Server:
         return bool(self.connections or self.tasks) and not self._must_end
 
     def _follow(self) -> None:
-        """Accept the requests that follow by the settings as they are now."""
+        """Apply the current settings to later requests."""
         for server in (self._clients, self._operators):
             server.limits = server_limits(self._gateway.settings.server)
             server.forget_heads()
 
     def drain(self) -> None:
-        """Stop accepting requests, and abort those still in flight after `drain_s`; a second call aborts them now."""
+        """Stop accepting requests, and abort those still in flight after `drain_s`, or at once on a second call."""
         if self.is_draining.is_set():
             self._abort()
             self._must_end = True
@@ -142,10 +142,10 @@ class Server:
 
 
 def server_limits(settings: ServerSettings) -> ServerLimits:
-    """Return what the HTTP server accepts.
+    """Return the limits of the HTTP server.
 
-    Connections of clients are also bounded by half of the files that the process may open: the other half is for
-    those to backends.
+    Client connections are also limited to half of the files that the process may open: the other half is for those to
+    backends.
     """
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(settings.max_connections, max(1, (open_files - _OTHER_FILES) // 2))
@@ -167,7 +167,7 @@ def server_limits(settings: ServerSettings) -> ServerLimits:
 
 
 async def _watch_open_files() -> None:
-    """Log when no more files can be opened; new connections are then closed by the event loop, which tells nobody."""
+    """Log when no more files can be opened: the event loop then silently closes new connections."""
     logged = Seldom()
     while True:
         await asyncio.sleep(_FILES_CHECK_S)
@@ -179,7 +179,7 @@ async def _watch_open_files() -> None:
 
 
 def raise_open_file_limit() -> None:
-    """Raise the limit on open files to its maximum: each stream needs two, and 1,024 is a common default."""
+    """Raise the limit on open files to its maximum: a stream needs two, and 1,024 is a common default."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
@@ -188,7 +188,7 @@ def tune_garbage_collector() -> None:
     """Exclude existing objects from garbage collection, and collect new ones less often.
 
     Modules and long-lived objects stay until the process ends, and traversing them blocks all requests for tens of
-    milliseconds. Requests and connections are freed by reference counting, which leaves few cycles to find.
+    milliseconds. Reference counting frees requests and connections, and leaves few cycles.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What the processes of a pool share, and through what."""
+"""Where the processes of a pool keep what they share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
 
 PEERS = "peers"
-"""Folder of the reports of workers, in that of the run."""
+"""Folder of the workers' reports, in the run folder."""
 
 _LAUNCHED = "launched.json"
 
 
 def open_store(state: StateSettings | None) -> Store | None:
-    """Return the store of the settings, which opens nothing before it is used; None for `state: none`."""
+    """Return the store of the settings, not opened yet; None for `state: none`."""
     if state is None:
         return None
     if state.redis is not None:
@@ -31,7 +31,7 @@ def open_store(state: StateSettings | None) -> Store | None:
 
 
 def open_lives(settings: PoolSettings, run_dir: Path | None, writer: str) -> list[Live]:
-    """Return where reports are exchanged with peers: in Redis, and by workers in a folder, which is always there."""
+    """Return where to exchange reports with peers: in Redis, and between workers in a folder, which never fails."""
     lives: list[Live] = []
     if run_dir is not None and settings.server.workers > 1:
         lives.append(LiveFolder(run_dir / PEERS, writer))
@@ -56,7 +56,7 @@ def write_launched(run_dir: Path, launched: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def read_launched(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return what was written last."""
+    """Return the state that was last written; empty if none was."""
     path = run_dir / _LAUNCHED
     found: dict[str, dict[str, Any]] = orjson.loads(path.read_bytes()) if path.exists() else {}
     return found

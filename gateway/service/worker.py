@@ -1,4 +1,4 @@
-"""A worker: a gateway process that shares its port with others, and takes what is current from its parent."""
+"""A worker: a gateway process that shares its port with others, and gets settings and replicas from its parent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """To a worker: serve with these settings and replicas from now on."""
+    """Message to a worker: serve with these settings and replicas from now on."""
 
     number: int  # grows with each change
     settings: PoolSettings
@@ -42,19 +42,19 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """From a worker, each second and after each change: its event loop runs, and it accepts connections."""
+    """Message from a worker, each second and after each change: its event loop runs, and it accepts connections."""
 
-    number: int  # the last change that it was told
-    problem: str = ""  # why that could not be made; empty if it was
+    number: int  # of the last change that it received
+    problem: str = ""  # why that change failed; empty if it did not
     is_ready: bool = False  # whether each model has had a replica that is up
-    in_flight: int = 0  # its requests
+    in_flight: int = 0  # its requests in flight
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadWanted:
-    """From a worker: a client asks for a reload at `/admin/reload`.
+    """Message from a worker: a client requests a reload at `/admin/reload`.
 
-    The answers come in the order of the wishes: the lines that have changed, or the `ReloadError`.
+    Answers come in the order of these requests: the lines that changed, or the `ReloadError`.
     """
 
     dry_run: bool
@@ -70,20 +70,20 @@ class Link:
 
     @classmethod
     async def over(cls, opened: socket.socket) -> Link:
-        """Return the end at an open socket."""
+        """Return the end on an open socket."""
         return cls(*await asyncio.open_unix_connection(sock=opened))
 
     def send(self, message: object) -> None:
-        """Send a message; nothing happens if the other process has ended."""
+        """Send a message; do nothing if the other process has exited."""
         data = pickle.dumps(message)
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES) + data)
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Yield what arrives until the other process ends."""
+        """Yield messages until the other process exits."""
         try:
             while True:
                 length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
-                yield pickle.loads(await self._reader.readexactly(length))  # noqa: S301 -- of this gateway
+                yield pickle.loads(await self._reader.readexactly(length))  # noqa: S301 -- sent by this gateway
         except (asyncio.IncompleteReadError, OSError):
             return
 
@@ -94,11 +94,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker begins with."""
+    """Everything that a worker needs to start."""
 
     worker: int  # from 0
     current: Configuration
-    places: Sequence[socket.socket | tuple[str, int]]  # where all workers listen: what was passed, or hosts and ports
+    places: Sequence[socket.socket | tuple[str, int]]  # where all workers listen: passed sockets, or hosts and ports
     run_dir: Path
 
 
@@ -114,7 +114,7 @@ class Worker:
         self._asked: deque[asyncio.Future[list[str]]] = deque()
 
     async def show_life(self) -> None:
-        """Send a sign of life to the parent every second, for as long as the event loop runs."""
+        """Send `Alive` to the parent every second, as long as the event loop runs."""
         while True:
             if not self._alive.is_ready and self.gateway.is_ready():
                 self._alive = replace(self._alive, is_ready=True)
@@ -122,7 +122,7 @@ class Worker:
             await asyncio.sleep(ALIVE_S)
 
     async def follow(self) -> None:
-        """Do what the parent says, until it has ended."""
+        """Handle the parent's messages until it exits."""
         async for message in self._link.messages():
             match message:
                 case Configuration():
@@ -156,7 +156,7 @@ class Worker:
 def work(assignment: Assignment, link: socket.socket) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
-    level = logging.INFO if assignment.worker == 0 else logging.ERROR  # all would log the same about the pool
+    level = logging.INFO if assignment.worker == 0 else logging.ERROR  # all would log the same messages about the pool
     configure_logging(level, assignment.current.settings.telemetry.log_format, assignment.worker)
     background.end_process(background.run_process(_work(assignment, link)))
 

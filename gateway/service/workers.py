@@ -1,4 +1,4 @@
-"""The parent of workers: starts them, replaces those that end, and kills those that are silent. It carries no data."""
+"""The parent of workers: starts them, replaces those that exit, and kills silent ones. It carries no request data."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _BACKOFF_RESET_S = 60.0
-"""A worker that ran for so long is restarted after the first backoff again."""
+"""After a worker has run for this long, the backoff starts over."""
 _GRACE_S = 40.0
-"""What a worker may take beyond `drain_s`: its parts wait at their end for what they write."""
+"""Seconds that a worker may take beyond `drain_s`, since its parts finish their writes at the end."""
 _SILENT_S = 30.0
-"""Without a message for so long a worker is killed: its event loop stands still, and its requests with it."""
+"""A worker without a message for this long is killed: its event loop hangs, and so do its requests."""
 _START_S = 90.0
-"""What a worker may take longer until its first message."""
+"""Extra seconds that a worker may take until its first message."""
 _CHANGE_S = 60.0
-"""How long the workers may take to make a change."""
+"""Most seconds for the workers to apply a change."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Worker:
     process: BaseProcess
     link: Link
     heard_s: float
-    said: Alive | None = None  # what it said last of itself
+    said: Alive | None = None  # its last message about itself
 
 
 class Workers:
@@ -53,18 +53,18 @@ class Workers:
         reload: Callable[..., Awaitable[list[str]]],
         on_started: Callable[[], None],
     ) -> None:
-        self._assignment = assignment  # of the first one, as it was at the start
+        self._assignment = assignment  # of the first worker, as of the start
         self._current = assignment.current
-        self._reload = reload  # reads the pool file again, as a client of a worker asks for
+        self._reload = reload  # reloads the pool file for a client of a worker
         self._on_started = on_started  # called once all of them accept connections
         self._yet_to_start = set(range(self._current.settings.server.workers))
         self._workers: dict[int, _Worker] = {}
-        self._unable = set[int]()  # workers that ended before they said anything: a change does not wait for them
-        self._news = asyncio.Event()  # of a worker
+        self._unable = set[int]()  # workers that exited before their first message: a change does not wait for them
+        self._news = asyncio.Event()  # set on any worker's message or exit
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
-        """Run the workers until `stop`, and until they have ended."""
+        """Run the workers until `stop` has been called and they have exited."""
         tasks = [
             background.keep_running(
                 "workers", partial(self._supervise, number), of=f"number {number}", stopping=self._stopping
@@ -77,15 +77,15 @@ class Workers:
         return 0
 
     def is_ready(self) -> bool:
-        """Return whether some worker has seen a replica of each model that is up."""
+        """Return whether any worker has seen a replica up for each model."""
         return any(each.said is not None and each.said.is_ready for each in self._workers.values())
 
     def in_flight(self) -> int:
-        """Return the requests in flight in all workers, as they said last."""
+        """Return the requests in flight in all workers, by their last messages."""
         return sum(worker.said.in_flight for worker in self._workers.values() if worker.said is not None)
 
     def stop(self) -> None:
-        """Ask every worker to drain and end, and kill it if it does not; a second call aborts their requests."""
+        """Ask every worker to drain and exit, and kill it if it does not; a second call aborts their requests."""
         self._stopping.set()
         for worker in self._workers.values():
             worker.process.terminate()
@@ -93,7 +93,7 @@ class Workers:
             asyncio.get_running_loop().call_later(last_s, worker.process.kill)
 
     async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
-        """Change all workers to other settings and replicas; if one of them cannot, change back those that did."""
+        """Change all workers to new settings and replicas; if one fails, change all back."""
         before = self._current
         self._tell(Configuration(before.number + 1, settings, backends, admin_digest))
         problem = ""
@@ -121,12 +121,12 @@ class Workers:
         return number not in self._unable if said is None else said.number < self._current.number
 
     async def _check(self) -> None:
-        """Kill workers that are silent, for others to take their place."""
+        """Kill silent workers, so that they are replaced."""
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(ALIVE_S)
             now_s = time.monotonic()
-            was_stopped = now_s - before_s > _SILENT_S / 2  # this process, which has read nothing meanwhile
+            was_stopped = now_s - before_s > _SILENT_S / 2  # this process was suspended, and has read nothing
             for number, worker in self._workers.items():
                 if was_stopped:
                     worker.heard_s = max(worker.heard_s, now_s)
@@ -135,7 +135,7 @@ class Workers:
                     worker.process.kill()
 
     async def _supervise(self, number: int) -> None:
-        """Run one worker, and replace it when it dies."""
+        """Run one worker, and replace it when it exits."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
             began_s = time.monotonic()
@@ -150,7 +150,7 @@ class Workers:
             backoff_s = min(2.0 * backoff_s, _MAX_BACKOFF_S)
 
     async def _run(self, number: int) -> int | None:
-        """Run one worker until it ends; return its exit status."""
+        """Run one worker until it exits; return its exit status."""
         from prometheus_client.multiprocess import mark_process_dead
 
         context = multiprocessing.get_context("spawn")
@@ -165,7 +165,7 @@ class Workers:
             link.send(self._current)
         if self._stopping.is_set():
             process.terminate()
-        async for message in link.messages():  # until it has ended
+        async for message in link.messages():  # until it exits
             worker.heard_s = time.monotonic()
             self._receive(number, worker, message)
         await asyncio.to_thread(process.join)

@@ -31,19 +31,19 @@ class Document(NamedTuple):
 History = tuple[Document, ...]
 Watcher = Callable[[Document], None]
 Ask = Callable[[Callable[[Store], None]], Awaitable[None]]
-"""Calls a function with the store in the thread that may block, and raises `StateError` if there is no store."""
+"""Calls a function with the store in the store's thread; raises `StateError` if there is no store."""
 
 
 class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
-    """Raised when a document was changed by another process meanwhile."""
+    """Raised if another process has changed the document meanwhile."""
 
     def __init__(self, name: str, version: int) -> None:
         super().__init__(f"{name} already has version {version}")
-        self.version = version  # its version in the store
+        self.version = version  # version in the store
 
 
 class Documents:
-    """The documents as known to this process: in memory, and at most two seconds old.
+    """The process's copy of the documents, in memory and at most two seconds old.
 
     All methods but `refresh` are called on the event loop.
     """
@@ -51,11 +51,11 @@ class Documents:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._known: dict[str, History] = {}
-        self._stamps: dict[str, str] = {}  # of what was read last; used by `refresh` only
+        self._stamps: dict[str, str] = {}  # of the last reads; used only by `refresh`
         self._watchers: dict[str, list[Watcher]] = {}
 
     def get(self, name: str) -> Document | None:
-        """Return the latest version of a document; None if there is none, or the store was not reached yet."""
+        """Return the latest version of a document; None if there is none, or the store has not been reached yet."""
         history = self._known.get(name)
         return history[-1] if history else None
 
@@ -64,7 +64,7 @@ class Documents:
         return self._known.get(name, ())
 
     async def put(self, name: str, text: str, *, after: int) -> Document:
-        """Write a new version of a document, and return it once it is stored."""
+        """Store a new version of a document, and return it."""
         document = Document(name, after + 1, text, time.time())
         await self._ask(lambda store: put_version(store, document))
         if (known := self.get(name)) is None or known.version < document.version:
@@ -81,7 +81,7 @@ class Documents:
             watcher(document)
 
     def unwatch(self, name: str) -> None:
-        """Call no watcher of a document any more."""
+        """Remove all watchers of a document."""
         self._watchers.pop(name, None)
 
     @property
@@ -90,10 +90,10 @@ class Documents:
         return bool(self._watchers)
 
     def refresh(self, store: Store, stamps: Mapping[str, str]) -> dict[str, History]:
-        """Return the histories that changed in the store, and restore those that the store lost; in any thread.
+        """Return the histories that changed in the store, and restore those that the store lost; runs in any thread.
 
-        A store that was wiped or reset to an older state gets its latest versions back, unless another process has
-        written to it since.
+        A store that was wiped or reset to an older state gets the latest versions back, unless another process has
+        written since.
         """
         known = dict(self._known)  # a copy: `put` may add a document meanwhile
         lost = {_PREFIX + name for name in known} - stamps.keys()
@@ -105,13 +105,13 @@ class Documents:
             before = known.get(name, ())
             try:
                 history = () if entry is None else _history(name, entry)
-            except StateError as error:  # of this one: the others are read
+            except StateError as error:  # only this one failed: read the others
                 background.note("state", error, of=name)
                 self._stamps[key] = stamps[key]
                 continue
             if before and (key in lost or not history or history[-1] in before[:-1]):
                 store.commit({key: "" if entry is None else entry.stamp}, {key: entry_of(before)})
-            elif entry is None:  # evicted: without its stamp, those that know it restore it
+            elif entry is None:  # evicted: without its stamp, processes that know it restore it
                 store.commit({key: ""}, {key: None})
             else:
                 self._stamps[key] = entry.stamp

@@ -1,7 +1,7 @@
-"""Synchronisation of a model's statistics with a store: each process writes its own sums, and adds up those of all.
+"""Synchronizes a model's statistics with a store: each process writes its own sums, and adds up those of all.
 
 A *page* holds one process's sums of one table over one epoch. A *head* lists the pages of one process, each with a
-stamp that changes with its content. Only the process itself changes them; they are dropped with their epochs.
+stamp that changes with its content. Only that process changes them; they expire with their epochs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from policies.statistics import Key, Statistics, Sums, Table
 log = logging.getLogger(__name__)
 
 _SKEW_S = 600.0
-"""Pages are stored for so long after their end, since clocks of hosts differ."""
+"""Pages are kept for this long after their end, since clocks of hosts differ."""
 
 _MOST_SUM: Final = 1e24
-"""Beyond the largest sum of as many observations as there can be, and such that sums of these are finite."""
+"""Above any sum of possible observations, yet sums of such values are finite."""
 
 _KIND = "writer"
-"""Of heads."""
+"""Name prefix of heads."""
 
 _Buckets = dict[Key, Sums]
 _Pages = dict[str, tuple[str, float]]
@@ -36,7 +36,7 @@ _Pages = dict[str, tuple[str, float]]
 
 
 class _Mirror(NamedTuple):
-    """What was read of another process: the stamp of its head, and its pages with their stamps."""
+    """What was read from another process: the stamp of its head, and its pages with their stamps."""
 
     stamp: str
     pages: Mapping[str, tuple[str, bytes]]
@@ -45,8 +45,8 @@ class _Mirror(NamedTuple):
 class Ledger:
     """Exchanges one model's statistics with a store.
 
-    Called in three steps: `stage` and `settle` in the thread that owns the statistics, `exchange` in any thread. A step
-    that fails, or whose outcome is unknown, is repeated.
+    It works in three steps: `stage` and `settle` in the thread that owns the statistics, `exchange` in any thread. A
+    step that fails, or whose outcome is unknown, is retried.
     """
 
     def __init__(self, model: str, statistics: Statistics, writer: str) -> None:
@@ -57,11 +57,11 @@ class Ledger:
         self._head = f"{_KIND}/{writer}/{model}"
         self._changed: set[str] = set()  # own pages to write
         self._pages: _Pages = {}  # own pages in the store, as in the head
-        self._stamp = self._attempt = ""  # of the own head: as stored, and in a commit of unknown outcome
+        self._stamp = self._attempt = ""  # of its own head: as stored, and in a commit of unknown outcome
         self._mirrors: dict[str, _Mirror] = {}
         self._known: set[str] = set()  # pages with sums of others
-        self._unread: set[str] = set()  # tables of other versions, by their names in the store
-        self._totals: dict[str, _Buckets] = {}  # of others, for `settle`
+        self._unread: set[str] = set()  # tables of other versions, by name in the store
+        self._totals: dict[str, _Buckets] = {}  # sums of others, for `settle`
         self.losses = 0
 
     def stage(self) -> None:
@@ -82,7 +82,7 @@ class Ledger:
 
     def _write(self, store: Store, stamp: str) -> None:
         self._pages = {page: entry for page, entry in self._pages.items() if self._is_current(page)}
-        if stamp not in {self._stamp, self._attempt}:  # the store was wiped or set back
+        if stamp not in {self._stamp, self._attempt}:  # the store was wiped or reset
             self.losses += bool(self._pages)
             self._changed |= self._pages.keys()
         self._stamp = stamp
@@ -120,7 +120,7 @@ class Ledger:
                     pages[page] = stamp, entry.value
                 elif page in before and before[page][0] == stamp:
                     pages[page] = before[page]
-            if name not in entries or pages.keys() != head.keys():  # evicted: without its head it is written again
+            if name not in entries or pages.keys() != head.keys():  # evicted: without its head, it is rewritten
                 store.commit({}, {name: None})
             updated |= {page for page in before.keys() | pages.keys() if before.get(page) != pages.get(page)}
             self._mirrors[name] = _Mirror(stamps[name], pages)
@@ -161,7 +161,7 @@ class Ledger:
         return name in self._tables and epoch.isdecimal() and self._end_s(page) > self.statistics.clock()
 
     def _decode_head(self, name: str, entry: Entry | None) -> _Pages:
-        """Return the pages of another process that are of use; none of one that cannot be read."""
+        """Return the usable pages of another process; none if its head cannot be read."""
         if entry is None:
             return {}
         try:
@@ -187,7 +187,7 @@ class Ledger:
 
 
 def page_of(head: str, page: str) -> str:
-    """Return the name of a page of a head."""
+    """Return the stored name of a head's page."""
     return f"page/{page}/{head}"
 
 
@@ -200,7 +200,7 @@ def _decode(page: str, value: bytes) -> Iterable[tuple[Key, Sums]]:
 
 
 def _set_aside(name: str, value: bytes) -> None:
-    """Log and count an entry that cannot be read, without which all others are."""
+    """Log and count an entry that cannot be read; the others are still read."""
     background.note("state", StateError("foreign", f"{name} was not written by the gateway: {value[:50]!r}"), of=name)
 
 

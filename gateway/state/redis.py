@@ -1,7 +1,7 @@
 """A store in Redis, for gateways on several hosts.
 
-Each entry is a string, its stamp before the value, which expires with it; a hash holds the stamps of all. Keys have a
-prefix, so that several pools can share one Redis.
+Each entry is a string, its stamp followed by its value, that expires with the entry; a hash holds all stamps. Keys have
+a prefix, so that several pools can share one Redis.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from gateway.state.store import StateError
 _CONNECT_S = 0.5
 _ANSWER_S = 1.0
 _EXPECTED = "expected redis://host:port/database, rediss://... for TLS, or unix:///path/to.sock"
-_KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts
+_KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first match wins
     (exceptions.TimeoutError, "timeout"),
     (exceptions.OutOfMemoryError, "full"),
     (exceptions.AuthenticationError, "refused"),
@@ -27,7 +27,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts
 
 
 def without_credentials(url: str) -> str:
-    """Return a Redis URL without user, password and options, once it is sure that redis-py takes it.
+    """Return a Redis URL without user, password and options, if redis-py accepts it.
 
     Examples
     --------
@@ -62,20 +62,20 @@ class RedisConnection:
             url,
             socket_connect_timeout=_CONNECT_S,
             socket_timeout=_ANSWER_S,
-            retry=Retry(NoBackoff(), 0),  # the caller retries, and handles replies that were lost
+            retry=Retry(NoBackoff(), 0),  # the caller retries, and handles lost replies
             client_name="speculation-gateway",
             protocol=2,
         )
 
     @contextlib.contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise `StateError` for the errors of Redis."""
+        """Translate errors of Redis to `StateError`."""
         try:
             yield
         except ValueError as error:
             raise StateError("foreign", f"{self.location}: not written by the gateway: {error}") from None
         except (exceptions.RedisError, OSError) as error:
-            self.client.connection_pool.disconnect()  # after a failover the next one leads to another server
+            self.client.connection_pool.disconnect()  # after a failover, a new connection reaches another server
             cause = error.__context__ if isinstance(error, exceptions.WatchError) and error.__context__ else error
             kind = next((kind for error_type, kind in _KINDS if isinstance(cause, error_type)), "refused")
             raise StateError(kind, f"{self.location}: {cause}") from error

@@ -31,7 +31,7 @@ _KINDS = {
     sqlite3.SQLITE_LOCKED: "timeout",
     sqlite3.SQLITE_CORRUPT: "corrupt",
     sqlite3.SQLITE_NOTADB: "corrupt",
-    sqlite3.SQLITE_TOOBIG: "corrupt",  # nothing that was written is so long
+    sqlite3.SQLITE_TOOBIG: "corrupt",  # nothing written is that long
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_PERM: "unwritable",
     sqlite3.SQLITE_READONLY: "unwritable",
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 class _LaterFormatError(StateError):
-    """Raised for a file that a later version of the gateway has written."""
+    """Raised for a file written by a later version of the gateway."""
 
 
 class SqliteStore:
@@ -108,9 +108,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             self.close()
             if _is_corrupt(error):
-                with contextlib.suppress(
-                    sqlite3.Error, StateError
-                ):  # the first error is raised; the next call tries again
+                with contextlib.suppress(sqlite3.Error, StateError):  # raises the first error; the next call retries
                     open_file(self._path).close()
             raise StateError(_KINDS.get(_primary_code(error), "refused"), f"{self._path}: {error}") from error
         except OSError as error:
@@ -203,7 +201,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def copy_of(path: Path, version: int) -> Path:
-    """Return where a file is kept as it was in a format, from which a later version has converted it."""
+    """Return the path of the copy, in an older format, of a file that a later version has converted."""
     return path.with_name(f"{path.name}.format-{version}")
 
 

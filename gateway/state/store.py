@@ -1,4 +1,4 @@
-"""The interface of a store: named entries, changed together if none of them has changed meanwhile."""
+"""The interface of a store: named entries, changed atomically if none of them has changed meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 ERRORS = ("unreachable", "timeout", "refused", "full", "unwritable", "corrupt", "foreign", "lost")
-"""Kinds of store failures; `lost` counts how often the store no longer held what this process had written."""
+"""Kinds of store failures; `lost`: the store no longer held what this process had written."""
 
 
 class StateError(Exception):
-    """Raised by a failed operation of a store."""
+    """Raised if an operation of a store fails."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 class Store(Protocol):
     """A store of entries, called from one thread at a time, which may block for a second or two.
 
-    Every method raises `StateError` if the store fails or cannot be reached. A commit may have happened then or not.
+    Every method raises `StateError` if the store fails or cannot be reached. A commit may still have happened.
     """
 
     kind: str  # `sqlite` or `redis`: a label in the metrics
@@ -38,7 +38,7 @@ class Store(Protocol):
         """Return the stamps of all entries that have one, by name."""
 
     def read(self, names: Collection[str]) -> dict[str, Entry]:
-        """Return those of the named entries that exist; `end_s` is not filled in."""
+        """Return the named entries that exist, without `end_s`."""
 
     def commit(self, expected: Mapping[str, str], changes: Mapping[str, Entry | None]) -> bool:
         """Write entries, or delete them (None), atomically."""

@@ -1,4 +1,4 @@
-"""Synchronisation of this process with a store, once a second and off the request path."""
+"""Synchronizes this process with a store, once a second and off the request path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class State:
     """The state that one gateway process keeps and shares: statistics and documents.
 
     The store is called in a thread, so a slow or failing store delays no request; the process continues with what it
-    knows. A failed attempt is repeated after one second, then with doubled pauses up to 15 s.
+    knows. It retries a failed attempt after one second, then with pauses that double up to 15 s.
     """
 
     def __init__(self, store: Store | None, learners: Mapping[str, Statistics], registry: Registry) -> None:
@@ -56,8 +56,8 @@ class State:
         self._learners = dict(learners)  # statistics of the models whose policy learns, by model
         self._shared: dict[str, Statistics] = {}  # statistics of rooms, by name
         self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
-        self._leaving: list[Ledger] = []  # of models without a policy that learns, until they are written
-        self.documents = Documents(self._ask)  # named texts that are kept and shared, such as rules
+        self._leaving: list[Ledger] = []  # of statistics no longer followed, until they are written
+        self.documents = Documents(self._ask)  # named texts, such as rules
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._task: asyncio.Task[None] | None = None
         self._is_started = False
@@ -66,7 +66,7 @@ class State:
         self._failures = 0
 
     async def start(self) -> None:
-        """Begin to synchronise, and wait up to one second for the first read.
+        """Start to synchronize, and wait up to one second for the first read.
 
         The store is not opened if no policy learns and no document is watched.
         """
@@ -77,15 +77,15 @@ class State:
                 await asyncio.wait_for(self._tried.wait(), _START_TIMEOUT_S)
 
     def share(self, name: str, statistics: Statistics) -> None:
-        """Synchronise the statistics of a room too, under a name that no model has."""
+        """Synchronize the statistics of a room too, under a name that no model has."""
         self._shared[name] = statistics
         self.follow(self._learners)
 
     def follow(self, learners: Mapping[str, Statistics]) -> None:
-        """Synchronise other statistics of models from now on; those that end are written once more.
+        """Synchronize these statistics of models from now on; write those that are dropped once more.
 
-        Statistics that begin get a name of their own in the store. What this process has written there of the same
-        model before is read as that of others.
+        New statistics get a name of their own in the store. What this process wrote there earlier for the same model is
+        read like that of others.
         """
         known = {**learners, **self._shared}
         for name in [*self._ledgers]:
@@ -99,7 +99,7 @@ class State:
             self._begin(self._store)
 
     async def stop(self) -> None:
-        """Push the last observations, waiting up to three seconds."""
+        """Write the last observations, waiting up to three seconds."""
         if self._task is not None and self._store is not None:
             self._stopping.set()
             await asyncio.wait({self._task}, timeout=_STOP_TIMEOUT_S)

@@ -1,1 +1,1 @@
-"""What the gateway tells of itself: series for Prometheus, and the log."""
+"""Series for Prometheus, and the log."""

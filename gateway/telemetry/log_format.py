@@ -1,4 +1,4 @@
-"""The formats of the log. Exceptions are shown without their messages, which could quote a prompt or a key.
+"""The formats of the log. Exceptions appear without their messages, which could quote a prompt or a key.
 
 A record may have `fields`, by name: `log.info(text, extra={"fields": {"request_id": ...}})`.
 """
@@ -21,7 +21,7 @@ _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 class LogFormat(logging.Formatter):
-    """Formats records; of an exception it shows the types and the lines of code, and the message only of an OSError.
+    """Formats records; an exception shows types and lines of code, and a message only if it is an OSError.
 
     Examples
     --------
@@ -34,7 +34,7 @@ class LogFormat(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record. An exception that another formatter has made text of is formatted again."""
+        """Return the text of a record. Ignore exception text that another formatter has cached."""
         kept, record.exc_text = record.exc_text, None
         try:
             return super().format(record)
@@ -42,13 +42,13 @@ class LogFormat(logging.Formatter):
             record.exc_text = kept
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- overrides
-        """Return the message, whose further lines are indented, and the fields as `name=value`."""
+        """Return the message, with further lines indented, and the fields as `name=value`."""
         record.message = "\n    ".join(map(printable, record.message.split("\n")))
         fields = [f"{name}={json.dumps(value, default=str)}" for name, value in fields_of(record).items()]
         return " ".join([super().formatMessage(record), *fields])
 
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 -- overrides
-        """Return the traceback of an exception, and of those that led to it."""
+        """Return the traceback of an exception and of its causes."""
         if ei[1] is None:
             return ""
         return "\n".join(_lines_of(ei[1])).rstrip()

@@ -1,9 +1,9 @@
 """The registry of a gateway process, for the series that `series.yaml` describes. Label values are bounded.
 
-With one worker the values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
-imported, the workers keep the values in files there, and each worker can serve the page of all. Updates on the request
-path get there with `flush` (see `series`): the page is exact for the worker that serves it, and at most half a second
-old for the others.
+With one worker, values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
+imported, the workers keep values in files there, and each can serve the page of all. `flush` writes updates of the
+request path there (see `series`): the page is exact for the worker that serves it, and at most half a second old for
+the others.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from backends.backend import Backend
 from gateway.telemetry.series import Count, Distribution, Family, forget_series
 
 Series = Mapping[str, Any]
-"""What a series is about, as in `series.yaml`; rooms of other packages give their own."""
+"""The description of a series, as in `series.yaml`; rooms of other packages pass their own."""
 
 
 def _catalogue() -> tuple[dict[str, list[float]], dict[str, Series]]:
-    """Return the buckets of histograms by name, and the series of the core and of the rooms that there are."""
+    """Return the buckets of histograms by name, and the series of the core and of the rooms that exist."""
     core = yaml.safe_load(files("gateway.telemetry").joinpath("series.yaml").read_text("utf-8"))
     for room in files("gateway.rooms").iterdir():
         if (file := room.joinpath("series.yaml")).is_file():
@@ -39,7 +39,7 @@ _BUCKETS, _SERIES = _catalogue()
 
 
 class Registry:
-    """The series of a gateway process; what was declared before is returned when it is declared again."""
+    """The series of a gateway process; declaring one again returns the existing one."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a third series for each counter and histogram
@@ -83,19 +83,19 @@ class Registry:
         return self._gauges[name]
 
     def flush(self) -> None:
-        """Add counted updates to `prometheus_client`, for the page of any process; runs on the event loop."""
+        """Add pending updates to `prometheus_client`, for the page of any process; runs on the event loop."""
         for family in self._families.values():
             family.flush()
 
     def forget(self, **labels: str) -> None:
-        """Remove the series with these label values: of a model, a backend or a key that is gone."""
+        """Remove the series with these label values, of a model, a backend or a key that is gone."""
         for family in self._families.values():
             family.forget(labels)
         for gauge in self._gauges.values():
             forget_series(gauge, labels)
 
     def set_present(self, backends: Iterable[Backend]) -> None:
-        """Set the backends to show with several workers, whose common files keep the series of those that are gone."""
+        """Set the backends to show; needed with several workers, whose shared files keep series of removed backends."""
         if self._is_shared:
             self._present = frozenset((backend.model, backend.name) for backend in backends)
 
@@ -110,7 +110,7 @@ class Registry:
 
     @property
     def _own(self) -> CollectorRegistry | None:
-        """What own series are registered with; None with several workers, whose series are read from files."""
+        """The registry for series; None with several workers, whose series are read from files."""
         return None if self._is_shared else self._collected
 
 

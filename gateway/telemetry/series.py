@@ -1,7 +1,7 @@
 """Counters and histograms that are cheap to update.
 
-A `prometheus_client` counter takes a lock on each update, and looking up its labels costs twice as much again; for a
-dozen counters that exceeds all other bookkeeping of a request. The request path runs in one thread, the event loop's:
+A `prometheus_client` counter takes a lock on each update, and a lookup of its labels costs twice as much again; for a
+dozen counters, that exceeds all other bookkeeping of a request. The request path runs in one thread, the event loop's:
 its updates are summed here without locks, and `flush` adds the sums to `prometheus_client`.
 """
 
@@ -45,7 +45,7 @@ class Count:
 class Distribution:
     """One series of a histogram."""
 
-    def __init__(self, series: Any) -> None:  # Any: its buckets are private; its public method adds single values
+    def __init__(self, series: Any) -> None:  # Any: its buckets are private; its public method only adds single values
         self._series = series
         self._bounds: list[float] = series._upper_bounds  # ascending, to infinity
         self._counts = [0] * len(self._bounds)
@@ -54,7 +54,7 @@ class Distribution:
     def observe(self, value: float) -> None:
         """Add a value."""
         bounds, index = self._bounds, 0
-        while bounds[index] < value:  # compiled, in less time than a call of `bisect_left`
+        while bounds[index] < value:  # when compiled, faster than `bisect_left`
             index += 1
         self._counts[index] += 1
         self._sum += value
@@ -91,7 +91,7 @@ class Family(Generic[S]):
 
     def __init__(self, metric: Any, series: Callable[[Any], S]) -> None:
         self._metric = metric
-        self._of = series  # returns a series that adds to one of the metric's
+        self._of = series  # wraps a series of the metric
         self._series: dict[tuple[str, ...], S] = {}
 
     def labels(self, *values: str) -> S:
@@ -115,8 +115,8 @@ class Family(Generic[S]):
 def forget_series(metric: Any, labels: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Remove the series of a metric with these label values, and return all their values; none if it lacks a label.
 
-    With several workers the values stay in the files that the workers share: `prometheus_client` cannot remove them.
-    Its own method for this exists from 0.23 on, and warns then.
+    With several workers, the values stay in their shared files: `prometheus_client` cannot remove them. Its own method
+    exists from 0.23 on, and warns about that.
     """
     names: tuple[str, ...] = metric._labelnames
     if not labels.keys() <= set(names):

@@ -82,7 +82,7 @@ class ServeSettings(Settings):
     env
         Environment variables to add to those of the gateway.
     startup_timeout_s
-        Seconds until the engine must pass its health check; then it is stopped and started again.
+        Seconds in which the engine must pass its health check; otherwise it is restarted.
     """
 
     command: Annotated[list[Word], Field(min_length=1)] = ["vllm", "serve"]
@@ -123,7 +123,7 @@ class SimulateSettings(Settings):
     ----------
     calibration
         The model and hardware whose step times and acceptance are simulated: a calibration of the package by name, or
-        the path of a YAML file, from the pool file on.
+        the path of a YAML file, relative to the pool file.
     seed
         Seed of the random acceptance of drafts.
     max_model_len
@@ -144,7 +144,7 @@ class BackendSettings(Settings):
     Parameters
     ----------
     method
-        How the replica speculates; without it as `speculative_config` says, and without that `baseline`.
+        How the replica speculates; by default as `speculative_config` says, or else `baseline`.
     url
         Address of a running replica: `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
     serve
@@ -160,7 +160,7 @@ class BackendSettings(Settings):
         Whether its engine has the scheduler of deploy/vllm_draft_depth, and so drafts as deep as each request asks.
         With `serve` the gateway starts it with that scheduler.
     kv_events
-        Where its engine publishes what it stores in its KV cache and evicts: the `endpoint` of its
+        Where its engine publishes what its KV cache stores and evicts: the `endpoint` of its
         `--kv-events-config`.
     api_key
         Bearer token sent to the engine.

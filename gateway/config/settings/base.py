@@ -38,16 +38,16 @@ class Settings(CheckedModel):
 
 
 class Section(Settings):
-    """A section of the pool file that belongs to a room, which has it in its `settings.py`.
+    """A section of the pool file that a room defines in its `settings.py`.
 
     Attributes
     ----------
     key
         Its key in the pool file.
     of_model
-        Whether it stands below a model, not at the top.
+        Whether it belongs below a model, not at the top level.
     is_always
-        Whether it has its defaults where the file does not name it.
+        Whether it applies, with its defaults, even if the file omits it.
     """
 
     key: ClassVar[str]

@@ -31,7 +31,7 @@ class _KeyOrDigest(Settings):
     @model_validator(mode="after")
     def _keep_only_the_digest(self) -> Self:
         if self.key is not None:
-            # The settings are frozen; this is a part of making them.
+            # The settings are frozen, but still under construction here.
             object.__setattr__(self, "sha256", hashlib.sha256(self.key.get_secret_value().encode()).hexdigest())
             object.__setattr__(self, "key", None)
         return self
@@ -110,7 +110,7 @@ class KeySettings(_KeyOrDigest):
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
     admin
-        What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`. It is about all
+        What the key may do at `/admin`: nothing, `read` (look, and explain requests) or also `write`. It covers all
         models, so a key with `models` cannot have it.
     requests_per_minute
         Limit on requests per minute.
@@ -185,15 +185,15 @@ class AdminSettings(_KeyOrDigest):
     ----------
     key
         The admin key, which may do everything at `/admin`; alternatively give its `sha256`. Only its SHA-256 is kept.
-        With neither, it is that of the environment variable `GATEWAY_ADMIN_KEY`, unless that is one of `keys`; without
-        that too, the gateway generates a key at start and prints it.
+        With neither, the environment variable `GATEWAY_ADMIN_KEY` sets it, unless that is one of `keys`; failing that,
+        the gateway generates a key at start and prints it.
     sha256
         SHA-256 of the admin key, in hexadecimal.
     listen
-        Address, `host:port`, at which alone `/admin` and `/dashboard` are answered; port 0 picks a free one. Null
-        answers them at the address of the gateway.
+        The only address, `host:port`, that serves `/admin` and `/dashboard`; port 0 picks a free one. Null serves them
+        at the address of the gateway.
     metrics
-        Whether `/metrics` too is answered only there.
+        Whether `/metrics` too is served only there.
     """
 
     listen: Annotated[str, AfterValidator(checked_address)] | None = None

@@ -71,7 +71,7 @@ class PolicyReference(Settings):
 
 
 def _by_name(backends: Any) -> Any:
-    if isinstance(backends, list):  # which is by name by now, unless that is not possible
+    if isinstance(backends, list):  # a mapping by now, unless that is impossible
         raise ValueError("each of a list is a URL or a mapping, with a `name` that no other has")  # noqa: TRY004
     return backends
 
@@ -90,15 +90,15 @@ class ModelSettings(Settings):
     policy
         Name of the policy, with its own settings beside it.
     default_temperature
-        Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
+        Temperature that the engines use for requests without one. Needed only if the gateway cannot find it out: it
         asks an engine once, by the Responses API.
     rescue
-        Whether another replica goes on with a stream whose replica dies, where that is exact: docs/reliability.md.
+        Whether another replica resumes a stream whose replica dies, where that is exact: docs/reliability.md.
     ask_usage
-        Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
-        docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
+        Whether engines are asked for a stream's usage even if its client does not ask for it, and does not get it:
+        docs/clients.md. Otherwise its tokens are estimates, and acceptance is not learned from them.
     queue
-        A queue of a model in the gateway, for requests beyond what its backends should have at once.
+        A model's queue in the gateway, for requests beyond what its backends should serve at once.
     backends
         The replicas by name.
     discover
@@ -118,7 +118,7 @@ class ModelSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an issue if there is no source of backends, and for each that the policy names and the model lacks."""
+        """Yield an issue if there are no backends, and for each that the policy names but the model lacks."""
         backends, discover = data.get("backends"), data.get("discover")
         if not backends and not discover:
             yield Issue(("backends",) if "backends" in data else (), "no replica, and no discover", "set one of them")

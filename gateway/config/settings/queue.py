@@ -11,14 +11,14 @@ from gateway.config.settings.base import Count, Seconds, Settings
 
 
 class QueueSettings(Settings):
-    """A queue of a model in the gateway, for requests beyond what its backends should have at once.
+    """A model's queue in the gateway, for requests beyond what its backends should serve at once.
 
     Numbers are for all worker processes together; each gets an equal part.
 
     Parameters
     ----------
     max_in_flight_per_backend
-        Requests in flight at a backend from which on further ones wait in the gateway.
+        Most requests in flight at a backend; further ones wait in the gateway.
     max_waiting
         Most requests that wait; further ones are answered with 503.
     max_waiting_mib
@@ -27,7 +27,7 @@ class QueueSettings(Settings):
         Longest wait in seconds, also for a backend to come up when none is; then 503.
     pass_priority
         Whether engines get the `priority` of a request, as the queue counts it. Only for engines that run with
-        `--scheduling-policy priority`: others refuse any but 0, so that they get 0.
+        `--scheduling-policy priority`: others reject any but 0, so they get 0.
     """
 
     max_in_flight_per_backend: Count
@@ -42,7 +42,7 @@ class QueueSettings(Settings):
         return math.ceil(self.max_waiting_mib * 2**20)
 
     def part(self, workers: int) -> QueueSettings:
-        """Return the part of each of some workers."""
+        """Return the part of each worker."""
         return self.model_copy(
             update={
                 "max_in_flight_per_backend": math.ceil(self.max_in_flight_per_backend / workers),

@@ -18,7 +18,7 @@ _RULES: Final = HealthRules()
 
 
 class TlsSettings(Settings):
-    """A certificate that is shown to who connects.
+    """A server certificate and its key.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ class ServerSettings(Settings):
         Whether another gateway of this user may listen on the same port, so that a new version takes over:
         docs/upgrade.md.
     tls
-        TLS, for clients and at `admin.listen`. Files that are replaced are read again.
+        TLS, for clients and at `admin.listen`. Replaced files are read again.
     drain_s
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
         Largest request body, in MiB; a larger one is answered with 413.
     max_body_values
-        Most that the JSON values of a body may count to, else it is answered with 413: an element counts 1, a string
-        2, a member of an object 2, an array or object 16. What is inside strings counts nothing.
+        Most that the JSON values of a body may add up to; more is answered with 413. An element counts 1, a string 2, a
+        member of an object 2, an array or object 16; the content of strings counts nothing.
     head_s
         Seconds from the first byte of a request to the end of its head; then 408. A new connection has as long for that
         byte.
@@ -94,7 +94,7 @@ class ServerSettings(Settings):
 
     @property
     def scheme(self) -> str:
-        """What the URLs of the gateway begin with."""
+        """Scheme of the gateway's URLs."""
         return "http" if self.tls is None else "https"
 
     @property
@@ -104,7 +104,7 @@ class ServerSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an issue if the largest body alone is more than may be unfinished."""
+        """Yield an issue if one body may exceed `max_unfinished_mib`."""
         body_mib, unfinished_mib = (
             data.get(key, cls.model_fields[key].default) for key in ("max_body_mib", "max_unfinished_mib")
         )
@@ -127,7 +127,7 @@ class TimeoutSettings(Settings):
         Seconds from the end of the request to the end of the response. The header `x-request-timeout` of a request
         can only shorten it.
     keep_alive_s
-        Seconds that an idle connection to a backend is kept: fewer than a balancer on the way keeps it.
+        Seconds that an idle connection to a backend is kept: fewer than a balancer in between keeps it.
     """
 
     connect_s: Seconds = 2.0
@@ -147,12 +147,12 @@ class HealthSettings(Settings):
     timeout_s
         Seconds after which a check counts as failed.
     eject_s
-        Seconds that a backend is ejected that failed three different requests in a row through its own fault.
+        Seconds for which a backend is ejected after it failed three different requests in a row, by its own fault.
     eject_max_s
         Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
         long.
     slow_start_s
-        Seconds in which the share of a backend that comes back grows to that of the others; 0 gives it at once.
+        Seconds over which a returning backend's share grows to that of the others; 0 gives it at once.
     """
 
     interval_s: Seconds = _RULES.interval_s

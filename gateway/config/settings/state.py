@@ -37,7 +37,7 @@ class StateSettings(Settings):
         SQLite file on a local disk. Null, without `redis`, uses one file per pool file in the user's state folder.
     redis
         `redis://[user:password@]host[:port][/database]`, `rediss://...` for TLS, or `unix:///path/to.sock`. After `?`
-        options of redis-py's connections, such as `ssl_ca_certs=/etc/ssl/redis-ca.pem`.
+        come options of redis-py's connections, such as `ssl_ca_certs=/etc/ssl/redis-ca.pem`.
     prefix
         Prefix of the gateway's keys in Redis; gateways of the same pool need the same one.
     """

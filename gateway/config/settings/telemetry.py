@@ -32,8 +32,8 @@ class OtlpSettings(Settings):
     headers
         Headers of each export.
     sample_ratio
-        Share of requests without a trace of their own that get spans. A request whose `traceparent` says whether it is
-        sampled follows that.
+        Share of requests without a trace of their own that get spans. A `traceparent` that says whether a request is
+        sampled overrides it.
     queue
         Most requests waiting to be exported; further ones are counted as dropped.
     """

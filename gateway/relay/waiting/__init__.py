@@ -1,1 +1,1 @@
-"""Requests that wait: in the queue of their model, by the shares of its clients, or for its first replica."""
+"""Where requests wait: in their model's queue, by fair shares of its clients, or for its first replica."""

@@ -1,4 +1,4 @@
-"""Requests that come before any replica of their model has been up: they wait for the first one, in place of a 503."""
+"""Holds requests that arrive before any replica of their model has been up, in place of a 503."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class FirstStart:
     """The requests that wait for the first replica of a model, until one has been up."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[tuple[Waiter, float]]] = {}  # with the time since which it waits, by model
-        self._started: set[str] = set()  # models of which a replica has been up
+        self._waiting: dict[str, list[tuple[Waiter, float]]] = {}  # requests and when they began to wait, by model
+        self._started: set[str] = set()  # models that have had a replica up
 
     def hold(self, waiter: Waiter, model: str) -> bool:
-        """Keep a request that no replica can take yet; return whether it waits."""
+        """Hold a request that no replica can take yet; return whether it waits."""
         if model in self._started or all(each.health.state is not State.STARTING for each in waiter.members()):
             return False
         waiting = [(each, since_s) for each, since_s in self._waiting.get(model, ()) if each.is_open]
@@ -39,7 +39,7 @@ class FirstStart:
         return True
 
     def ready(self, backend: Backend) -> None:
-        """Send what waits for a model, since one of its replicas is up."""
+        """Send the waiting requests of a model, since one of its replicas is up."""
         self._started.add(backend.model)
         for waiter, since_s in self._waiting.pop(backend.model, ()):
             with background.guarded("requests"):
@@ -47,7 +47,7 @@ class FirstStart:
                     waiter.take_turn(time.perf_counter() - since_s)
 
     def end_overdue(self, now_s: float) -> None:
-        """Send the requests that have waited for as long as they may, or say why they cannot be sent."""
+        """Send the requests whose wait is over, or answer why they cannot be sent."""
         for model, waiting in list(self._waiting.items()):
             self._waiting[model] = [each for each in waiting if now_s - each[1] < LONGEST_S]
             for waiter, since_s in waiting:

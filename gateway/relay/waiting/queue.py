@@ -1,8 +1,8 @@
-"""The queue of a model: requests wait here, in order of priority, while each of their backends has enough of them.
+"""The queue of a model: requests wait here, in order of priority, while all of their backends are full.
 
-Among requests of one priority each client gets its share. The queue bounds what waits in the engines, where a request
-that should be served first no longer can be. Requests of a client, or a tenant of it, that the same backends can serve
-form a line. A line whose backends are full holds up no other.
+Among requests of one priority, each client gets its fair share. The queue bounds what waits inside the engines, where a
+request can no longer overtake others. Requests of a client, or of one of its tenants, that the same backends can serve
+form a line. A line whose backends are full does not block the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNBOUNDED: Final = QueueSettings(
     max_waiting_mib=sys.maxsize,
     max_wait_s=sys.maxsize,
 )
-"""Of a queue that a reload has taken away, until what waited in it has been sent."""
+"""Bounds of a queue that a reload removed, while it drains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,8 @@ class Place:
 
     waiter: Waiter
     party: Party
-    members: tuple[str, ...]  # the names of the backends that can serve it
-    order: tuple[int, int]  # its rank, and its number among all that came
+    members: tuple[str, ...]  # names of the backends that can serve it
+    order: tuple[int, int]  # its rank, and its number in order of arrival
     size_bytes: int
     since_s: float
 
@@ -60,14 +60,14 @@ class ModelQueue:
 
     def __init__(self, model: str, bounds: QueueSettings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.model = model
-        self.bounds = bounds  # the part of this process
+        self.bounds = bounds  # this process's part of the queue's bounds
         # waiting, waiting_bytes: requests that wait, and the bytes of their bodies.
         self.waiting = 0
         self.waiting_bytes = 0
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
-        self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
-        # By the backends that can serve the requests, then by client and tenant; in the order of arrival.
+        self._clock = clock  # returns seconds of `time.perf_counter`, as exchanges use
+        # By the backends that can serve the requests, then by client or tenant; each line is in order.
         self._lines: dict[tuple[str, ...], dict[Party, list[Place]]] = {}
         self._number = 0
         self._sent = Traffic()
@@ -80,13 +80,13 @@ class ModelQueue:
         return [backend for backend in candidates if backend.in_flight < bound]
 
     def body_for_engine(self, body: bytes, sent: object, rank: int) -> bytes:
-        """Return the body of a request with the `priority` that an engine gets."""
+        """Return the body of a request with the `priority` for the engine."""
         if self.bounds.pass_priority:
             return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
         return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
     def send_or_enter(self, waiter: Waiter, rank: int) -> Place | None:
-        """Send a request if one of its backends has few enough; else add it to the queue, and return its place."""
+        """Send a request if one of its backends has room; else add it to the queue and return its place."""
         members, client = waiter.members(), waiter.request.client
         party = self.shares.party(client.id, client.weight)
         if client.tenant_header:
@@ -97,12 +97,12 @@ class ModelQueue:
         return self._enter(waiter, party, members, rank)
 
     def _free_for(self, waiter: Waiter, party: Party, members: int) -> list[Backend]:
-        """Return the backends that a request may be sent to now, if its client's share has room for it."""
+        """Return the backends to which a request may be sent now, if its client's share has room."""
         bound = self.bounds.max_in_flight_per_backend
         if not party.has_room(members * bound):
             return []
         try:
-            for may_try in (True, False):  # the backend on trial, which comes first, may be full
+            for may_try in (True, False):  # a backend on trial, offered first, may be full
                 candidates = waiter.candidates((), may_try=may_try)
                 if free := self.free(candidates):
                     return self._within_share(waiter, party, candidates, free)
@@ -113,7 +113,7 @@ class ModelQueue:
     def _within_share(
         self, waiter: Waiter, party: Party, candidates: list[Backend], free: list[Backend]
     ) -> list[Backend]:
-        """Return those of the free backends on which the request may hold up others by its prompt."""
+        """Return the free backends on which the request's prompt may delay others."""
         if waiter.request.client is ANONYMOUS or len(candidates) == 1:
             return free
         price, bound = waiter.routed.price(), self.bounds.max_in_flight_per_backend
@@ -122,7 +122,7 @@ class ModelQueue:
         return self.free(candidates[: party.backends_for(price, len(candidates), bound)])
 
     def _enter(self, waiter: Waiter, party: Party, members: Sequence[Backend], rank: int) -> Place:
-        """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
+        """Add a request to the queue; if it is full, evict the last requests of lower priority."""
         size_bytes = len(waiter.body)
         self._make_room(rank, size_bytes)
         self._number += 1
@@ -151,7 +151,7 @@ class ModelQueue:
         self.waiting_bytes -= place.size_bytes
 
     def dispatch(self) -> None:
-        """Send what can be sent. Called whenever a backend may take more, so that nothing waits for a free one."""
+        """Send what can be sent. Called whenever a backend may take more, so that none stays idle."""
         if self._is_busy or not self.waiting:
             return
         self._is_busy = True
@@ -167,15 +167,15 @@ class ModelQueue:
             self._is_busy = False
 
     def count_deadline(self) -> None:
-        """Count a request whose time is over before its turn."""
+        """Count a request whose deadline passed before its turn."""
         self.refused["deadline"] += 1
 
     def close(self) -> None:
-        """Send nothing more; the requests that wait are ended by others."""
+        """Send nothing more; the caller ends the waiting requests."""
         self._is_busy = True
 
     def end_overdue(self, now_s: float) -> None:
-        """End the requests that have waited for as long as they may; called about twice a second."""
+        """End the requests that have waited too long; called about twice a second."""
         self.shares.age()
         for place in [place for line in self._each_line() for place in line]:
             if now_s - place.since_s < self.bounds.max_wait_s:
@@ -188,7 +188,7 @@ class ModelQueue:
             place.waiter.end_with_error(error)
 
     def refusal(self, reason: str, text: str) -> GatewayError:
-        """Count a refusal and return its error, with the time in which the queue empties as `Retry-After`."""
+        """Count a refusal and return its error, with the time to drain the queue as `Retry-After`."""
         self.refused[reason] += 1
         per_s = self._sent.qps(self._clock())
         retry_after_s = min(_LONGEST_RETRY_S, (self.waiting + 1) / per_s) if per_s > 0 else self.bounds.max_wait_s
@@ -200,7 +200,7 @@ class ModelQueue:
         )
 
     def _next(self) -> tuple[Place, list[Backend]] | None:
-        """Return the place that is served first among those whose backends may take more, with these backends."""
+        """Return the next place to serve among those whose backends may take more, with these backends."""
         firsts = [
             _turn(line[0])
             for lines in self._lines.values()
@@ -215,7 +215,7 @@ class ModelQueue:
         return None
 
     def _may_send(self, waiter: Waiter) -> bool:
-        """Return whether any backend that can serve a request may take more: else none of its line has to be asked."""
+        """Return whether any backend that can serve a request may take more; if none can, skip its line."""
         try:
             members = waiter.members()
         except GatewayError:  # raised again where the client is told
@@ -226,7 +226,7 @@ class ModelQueue:
         return (line for lines in self._lines.values() for line in lines.values())
 
     def _make_room(self, rank: int, size_bytes: int) -> None:
-        """End the last requests of lower rank until there is room; none of them if there are not enough."""
+        """Evict the last requests of lower priority until there is room; none if that is not enough."""
         bounds, evicted = self.bounds, list[Place]()
         waiting, waiting_bytes = self.waiting, self.waiting_bytes
         if waiting < bounds.max_waiting and waiting_bytes + size_bytes <= bounds.max_waiting_bytes:
@@ -250,12 +250,12 @@ class ModelQueue:
 
 
 def _charge(waiter: Waiter, party: Party) -> Charge | None:
-    """Charge the client of a request that is sent, if there may be others."""
+    """Charge the client of a request being sent, unless all requests are anonymous."""
     return None if waiter.request.client is ANONYMOUS else party.charge(waiter.routed.price())
 
 
 def _turn(place: Place) -> tuple[int, float, float, int, Place]:
-    """Return what places are served in the order of."""
+    """Return the sort key by which places are served."""
     party, (rank, number) = place.party, place.order
     client = party.parent
     return (
@@ -268,7 +268,7 @@ def _turn(place: Place) -> tuple[int, float, float, int, Place]:
 def rank_of(key_priority: int, sent: object) -> int:
     """Return the rank of a request in the queue, by vLLM's convention: lower ones are served first, 0 is the default.
 
-    A request can only lower its rank below that of its key: else all would claim the highest.
+    A request can only lower its own priority relative to its key's: else all would claim the highest.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Fair shares of a model between clients, by what their requests cost."""
+"""Fair shares of a model between clients, by the cost of their requests."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ from policies.roles import Price
 
 _PEAK_S: Final = 20.0
 _LEAST_PEAK: Final = 0.1
-"""A client that has had one request counts for 46 s."""
+"""Demand that counts: a client that has had one request counts for 46 s."""
 _MOST_FADING: Final = 100.0
 LONG_PROMPT_S: Final = 0.02
-"""Seconds of a prompt, about a step, from which on it counts as one that holds up others."""
+"""Prefill seconds, about one step, from which a prompt counts as delaying others."""
 _ROUNDING: Final = 0.01
-"""Of a backend: what clients need that have next to no weight, as the lines of a batch, takes none from others."""
+"""In backends: clients of nearly no weight, such as batch lines, do not cost others a backend."""
 _MOST_CLIENTS: Final = 1000
 _MOST_TENANTS: Final = 100
-"""Tenants have the names that requests give them, of 128 bytes at most: a client's take 64 KB."""
+"""Requests name their tenants, in at most 128 bytes: those of a client take 64 KB."""
 
 
 class Party:
-    """A client, or a tenant of one: what it has here, what it needed of late, and what it was served."""
+    """A client, or a tenant of one: what it has here, its recent demand, and what it was served."""
 
     def __init__(self, party_id: str, weight: float, shares: FairShares, parent: Party | None, served_s: float) -> None:
         self.id = party_id
         self.weight = weight
-        self.shares = shares  # among which it is
+        self.shares = shares  # of which it is part
         self.parent = parent  # the client of a tenant
         self.tenants: FairShares | None = None
         self.in_flight = self.waiting = 0  # requests
-        self.cost_s = 0.0  # of what is in flight, as expected
-        # peak, peak_cost_s: requests in flight at most, and their cost, less the longer ago: as of `FairShares.age`.
+        self.cost_s = 0.0  # expected cost of its requests in flight
+        # peak, peak_cost_s: most requests in flight, and their cost, decayed with time: as of `FairShares.age`.
         self.peak = self.peak_cost_s = 0.0
-        self.served_s = served_s  # by all processes, in seconds of a weight of 1
+        self.served_s = served_s  # by all processes, in seconds per unit of weight
         self.total_s = 0.0  # by this process
 
     def tenant(self, name: str) -> Party:
-        """Return a tenant; requests that name none are of one."""
+        """Return a tenant; all requests that name none share one."""
         if self.tenants is None:
             self.tenants = FairShares(_MOST_TENANTS, self.shares.clock, self)
         return self.tenants.party(name)
 
     def wait(self) -> None:
-        """Count a request that begins to wait."""
+        """Count a request that starts to wait."""
         for party in self._line():
             if not party.waiting:
                 party.served_s = max(party.served_s, party.shares.least_s)
             party.waiting += 1
 
     def leave(self) -> None:
-        """Count a request that waits no longer; who has nothing else here is forgotten."""
+        """Count a request that stops waiting; forget a party that has nothing else here."""
         for party in self._line():
             party.waiting -= 1
             party.shares.forget_idle(party)
 
     def charge(self, price: Price) -> Charge:
-        """Charge what a request that is sent is expected to cost."""
+        """Charge the expected cost of a request being sent."""
         for party in self._line():
             party.shares.charge(party, price.expected_s())
         return Charge(self, price)
 
     def settle(self, price: Price, output_tokens: int) -> None:
-        """Charge what a request has cost in place of what was expected."""
+        """Replace the expected cost of a request by its actual cost."""
         for party in self._line():
             party.shares.settle(party, price.expected_s(), price.at_s(output_tokens))
 
     def has_room(self, places: float) -> bool:
-        """Return whether it may have one more of the places in flight, and its client, if it is a tenant.
+        """Return whether it may take one more of the places in flight, and if it is a tenant, its client too.
 
-        Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
-        asks seldom would wait for the end of what others have begun.
+        Beyond its share, it leaves free what others have needed recently, within their own shares: else a client that
+        asks rarely would wait for requests of others to end.
         """
         if (client := self.parent) is not None:
             if not client.has_room(places):
@@ -81,41 +81,41 @@ class Party:
         return self.shares.has_room(self, places)
 
     def backends_for(self, price: Price, backends: int, per_backend: float) -> int:
-        """Return on how many backends a request may hold up others by its prompt.
+        """Return on how many backends a request's prompt may delay others.
 
-        All that runs beside a prompt waits for it, so that places alone keep nobody from being held up. Who has more
-        than its share in flight, by what that costs, leaves the backends to others that they have needed.
+        Everything in its batch waits for a prompt, so places alone protect nobody. A party with more than its share of
+        the cost in flight leaves others the backends that they have needed.
         """
         if self.parent is not None:
             backends = self.parent.backends_for(price, backends, per_backend)
         return self.shares.backends_for(self, price.expected_s(), backends, per_backend) if backends > 1 else backends
 
     def _line(self) -> tuple[Party, ...]:
-        """Return it, and its client before it."""
+        """Return its client, if it is a tenant, and itself."""
         return (self,) if self.parent is None else (self.parent, self)
 
 
 class Charge(NamedTuple):
-    """What a client, or a tenant of it, was charged for a request that was sent."""
+    """What a client or tenant was charged for a request that was sent."""
 
     party: Party
     price: Price
 
 
 class _Needed(NamedTuple):
-    """What parties have needed of late, each within its share."""
+    """The recent demand of all parties, each within its share."""
 
     places: float
-    kept: float  # of these, the ones that they do not take
+    kept: float  # of these, the places that they do not use now
     cost_s: float
 
 
 class FairShares:
-    """Who is served next: of those whose requests wait, the client that has been served least, as in VTC [1]_.
+    """Decides who is served next: of the clients whose requests wait, the one served least, as in VTC [1]_.
 
-    What a client was served is the cost of its requests, over its weight: what is expected when one is sent, and in its
-    place what it has cost when it has ended. Who comes after a pause has saved up nothing. The tenants of a client
-    share what is its, alike: each client with tenants has shares of its own for them.
+    A client is charged the cost of its requests over its weight: the expected cost when one is sent, replaced by the
+    actual cost at its end. A pause saves up nothing. The tenants of a client share its part equally: each client with
+    tenants has shares of its own for them.
 
     References
     ----------
@@ -138,16 +138,16 @@ class FairShares:
         clock: Callable[[], float] = time.perf_counter,
         of: Party | None = None,
     ) -> None:
-        self._most = most  # parties that are known at once
+        self._most = most  # parties known at once
         self.clock = clock
         self._of = of  # the client whose tenants these are
-        self._parties: dict[str, Party] = {}  # who was served last comes last
-        self._in_flight = 0  # requests of all
-        self._weights = 0.0  # of those that have needed anything of late
-        self.least_s = 0.0  # what the party that was served last had been served before
+        self._parties: dict[str, Party] = {}  # in the order in which they were last served
+        self._in_flight = 0  # requests of all parties
+        self._weights = 0.0  # total weight of parties with recent demand
+        self.least_s = 0.0  # what the last party served had been served before
         self._aged_s = clock()
-        self._needed: dict[float, _Needed] = {}  # by the share of a weight of 1; empty once anything has changed
-        self._heard_s: dict[str, Mapping[str, float]] = {}  # what other processes have served each
+        self._needed: dict[float, _Needed] = {}  # cache, by the share of a weight of 1; cleared on any change
+        self._heard_s: dict[str, Mapping[str, float]] = {}  # what other processes have served, by party
 
     @property
     def totals_s(self) -> dict[str, float]:
@@ -155,10 +155,10 @@ class FairShares:
         return {party.id: party.total_s for party in self._parties.values()}
 
     def party(self, party_id: str, weight: float = 1.0) -> Party:
-        """Return a party with its present weight.
+        """Return a party, with its weight updated.
 
-        One that comes anew has been served as much as who was served last. Beyond the most that are known, all that
-        come are one, of an empty id, while none of the others is idle.
+        A new one starts with as much as the last party served. While the most parties are known and none is idle, all
+        new ones share one with an empty id.
         """
         party = self._parties.get(party_id)
         if party is None:
@@ -173,7 +173,7 @@ class FairShares:
         return party
 
     def share(self, party: Party, places: float) -> float:
-        """Return a party's share of the places, beside those that have needed any of late."""
+        """Return a party's share of the places, next to parties with recent demand."""
         own = 0.0 if party.peak > _LEAST_PEAK else party.weight
         return places * party.weight / (self._weights + own)
 
@@ -185,7 +185,7 @@ class FairShares:
         return self._in_flight + self._need(own / party.weight).kept < places
 
     def backends_for(self, party: Party, cost_s: float, backends: int, per_backend: float) -> int:
-        """Return on how many backends a party may hold up others by a prompt."""
+        """Return on how many backends a party's prompt may delay others."""
         places = backends * per_backend
         own = self.share(party, places)
         needed, _, others_s = self._need(own / party.weight)
@@ -197,7 +197,7 @@ class FairShares:
         return backends
 
     def charge(self, party: Party, cost_s: float) -> None:
-        """Charge a party for a request that is sent."""
+        """Charge a party the expected cost of a request being sent."""
         self.least_s = max(self.least_s, party.served_s)
         self._in_flight += 1
         party.in_flight += 1
@@ -212,14 +212,14 @@ class FairShares:
         self._parties[party.id] = party
 
     def settle(self, party: Party, expected_s: float, cost_s: float) -> None:
-        """Charge a party what a request has cost."""
+        """Charge a party the actual cost of a request."""
         self._in_flight -= 1
         party.in_flight -= 1
         party.cost_s = max(0.0, party.cost_s - expected_s)
         self._add(party, cost_s - expected_s)
 
     def age(self) -> None:
-        """Decay the recent demand of each party, and drop those without requests; called about once a second."""
+        """Decay the recent demand of each party, and drop idle ones; called about twice a second."""
         left = self._left()
         self._aged_s, self._weights = self.clock(), 0.0
         self._needed.clear()
@@ -233,7 +233,7 @@ class FairShares:
                 party.tenants.age()
 
     def hear(self, process: str, totals_s: Mapping[str, float]) -> None:
-        """Add what another process has served the clients since it was heard before."""
+        """Add what another process has served the clients since its previous report."""
         before = self._heard_s.get(process, totals_s)
         self._heard_s[process] = totals_s
         for party_id, total_s in totals_s.items():
@@ -246,13 +246,13 @@ class FairShares:
         self._heard_s.pop(process, None)
 
     def _left(self) -> float:
-        """Return how much is left of what was needed when parties were aged."""
+        """Return the decay of demand since `age` last ran."""
         return math.exp(max(-_MOST_FADING, (self._aged_s - self.clock()) / _PEAK_S))
 
     def _need(self, share: float) -> _Needed:
-        """Return what all have needed of late, where the share of a weight of 1 is so many places.
+        """Return the recent demand of all parties, if a weight of 1 has a share of so many places.
 
-        Who has more than its share in flight keeps nothing for itself, so that `kept` is what it has to leave.
+        A party with more than its share in flight keeps nothing for itself, so `kept` is what it must leave to others.
         """
         needed = self._needed.get(share)
         if needed is None:
@@ -274,13 +274,13 @@ class FairShares:
         self._needed.clear()
 
     def forget_idle(self, party: Party) -> None:
-        """Forget a party that has nothing in flight, nothing waiting, no need of late, and no debt."""
+        """Forget a party without requests in flight or waiting, recent demand, or debt."""
         is_here = party.in_flight or party.waiting or party.peak > _LEAST_PEAK
         if not is_here and party.served_s <= self.least_s:
             self._parties.pop(party.id, None)
 
     def _forget_one(self) -> bool:
-        """Forget who was served longest ago, of those without a request here; return whether there is one."""
+        """Forget the party served longest ago that has no request here; return whether there was one."""
         for party in self._parties.values():
             if not party.in_flight and not party.waiting:
                 del self._parties[party.id]
@@ -292,5 +292,5 @@ class FairShares:
 
 
 def _peak(party: Party, left: float) -> tuple[float, float]:
-    """Return the requests that a party has had in flight of late at most, and their cost."""
+    """Return the most requests that a party recently had in flight, and their cost."""
     return max(float(party.in_flight), left * party.peak), max(party.cost_s, left * party.peak_cost_s)
