@@ -1,1 +1,1 @@
-"""The rooms of a gateway: what joins it, one folder each, which can be deleted. See `gateway.gateway.Room`."""
+"""The rooms of a gateway, in one folder each, which can be deleted. See `gateway.gateway.Room`."""

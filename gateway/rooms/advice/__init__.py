@@ -1,1 +1,1 @@
-"""Advice to the operator: what to change in a pool, what it would gain, and on what evidence."""
+"""Advice to the operator: what to change in a pool, with the expected gain and the evidence."""

@@ -1,4 +1,4 @@
-"""All rules: those that look at one thing are here, those that weigh speculation have a file each."""
+"""All rules of advice: simple ones are here, those that weigh speculation have a file each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BOOTSTRAPS: Final = 400
 _MOST_UTILIZATION: Final = 0.95
 _DEFAULT_UTILIZATION: Final = 0.92
 _DEFAULT_SEQUENCES: Final = 256
-"""Fewest places that vLLM gives a batch by itself; what a foreign engine has is not told."""
+"""Smallest default batch size of vLLM; engines that the gateway did not start do not report theirs."""
 _TIME_IN_ENGINE: Final = "time that requests spend in the engine"
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
-"""Rules on how replicas speculate, of which a model gets one finding."""
+"""Rules on how replicas speculate; a model gets one finding from all of them."""
 
 
 def pool_file(model: ModelEvidence) -> list[Finding]:
@@ -56,7 +56,7 @@ def _correction(model: ModelEvidence, backend: BackendEvidence, found: Contradic
 
 
 class Known(BaseModel):
-    """What is known of such trouble."""
+    """A known trouble."""
 
     methods: frozenset[str]
     shapes: frozenset[str]
@@ -67,13 +67,13 @@ class Known(BaseModel):
 
 @cache
 def known_troubles() -> tuple[Known, ...]:
-    """Return what is known of engines that break on some requests."""
+    """Return the known troubles of engines that break on some requests."""
     text = files("gateway.rooms.advice").joinpath("known_troubles.yaml").read_text("utf-8")
     return TypeAdapter(tuple[Known, ...]).validate_python(yaml.safe_load(text))
 
 
 def trouble(model: ModelEvidence) -> list[Finding]:
-    """Return what goes wrong, with the thread about it where one is known."""
+    """Return the troubles found, each with the thread about it if one is known."""
     findings = []
     for each in model.troubles:
         evidence = f"{each.bad:.0f} of {each.tries:.0f}, each after {each.lost_s:.1f} s; elsewhere fewer do"
@@ -90,7 +90,7 @@ def _upgrade(found: TroubleFinding) -> str:
 
 
 def drafter_limit(model: ModelEvidence) -> list[Finding]:
-    """Return the limits that a part of the model's requests exceeds, wherever they were sent."""
+    """Return the drafter limits that part of the model's requests exceeds, wherever they were sent."""
     total, findings = sum(each.contexts.get(math.inf, 0.0) for each in model.backends), []
     for limit in {each.limit: None for each in model.backends if each.limit is not None}:
         limited = [each for each in model.backends if each.limit == limit]
@@ -110,7 +110,7 @@ def drafter_limit(model: ModelEvidence) -> list[Finding]:
 
 
 def beyond(contexts: Mapping[float, float], tokens: int) -> float:
-    """Return how many of the contexts counted up to each bound are longer, even in log length between two bounds.
+    """Return how many of the contexts, counted up to each bound, are longer; assume log-uniform lengths between bounds.
 
     Examples
     --------
@@ -125,10 +125,10 @@ def beyond(contexts: Mapping[float, float], tokens: int) -> float:
 
 
 def waiting(model: ModelEvidence) -> list[Finding]:
-    """Return the backends whose requests wait for memory, and those whose batch is limited although there is some.
+    """Return the backends whose requests wait for memory, and those whose batch is limited although memory is free.
 
-    By Little's law, the share of the requests in an engine that wait is the share of their time that they wait. The
-    interval is a bootstrap over minutes.
+    By Little's law, the share of an engine's requests that wait is the share of their time that they wait. The interval
+    is a bootstrap over minutes.
     """
     findings = []
     for backend in model.backends:
@@ -154,7 +154,7 @@ def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.i
 
 
 def _most_running(backend: BackendEvidence) -> int:
-    """Return how many requests ran at most while others waited."""
+    """Return the most requests that ran while others waited."""
     return max((running for minute in backend.minutes for running, _ in minute.others), default=0)
 
 
@@ -181,9 +181,9 @@ def _for_a_place(model: str, backend: BackendEvidence, places: int, gain: Gain) 
 def advise(model: ModelEvidence) -> list[Finding]:
     """Return what to change, the largest gain first.
 
-    How replicas speculate is changed one replica at a time, that first whose change saves the pool most: after it, the
-    traffic of the others is another one. A backend that is not what the pool file says is left out of all else:
-    its figures are those of something unknown.
+    It advises to change how one replica at a time speculates, the one that saves the pool most: after that, the others
+    get different traffic. A backend that contradicts the pool file is left out of all else: nobody knows what its
+    figures describe.
     """
     contradicted = pool_file(model)
     model = replace(model, backends=tuple(backend for backend in model.backends if backend.contradiction is None))
@@ -192,12 +192,12 @@ def advise(model: ModelEvidence) -> list[Finding]:
     total = sum(answers.values())
 
     def worth(finding: Finding) -> float:
-        """Return the share of the time of all answers that a change saves."""
+        """Return the share of the total answer time that a change saves."""
         share = 0.0 if finding.gain is None else finding.gain.share
         return share * answers[finding.backend] / total
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
     kept.sort(key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
-    # Where nothing is certain of how replicas speculate, finding out may be worth it.
+    # If no change of how replicas speculate is certain to help, an experiment may be worth it.
     return [*contradicted, *trouble(model), *kept, *(experiment(model) if best is None else [])]

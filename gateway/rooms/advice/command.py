@@ -44,7 +44,7 @@ def _text(name: str, advised: dict[str, Any]) -> str:
 
 
 def _share(gain: dict[str, Any] | None) -> str:
-    """Return the share of the time that is saved; that which is added, where it is negative.
+    """Return the share of the time that is saved, or if negative, the share that is added.
 
     Examples
     --------

@@ -16,13 +16,13 @@ MAX_K: Final = 10
 """Largest k that is advised."""
 DRAWS: Final = 400
 COST_SPREAD: Final = 0.2
-"""Relative standard deviation of what another k adds to a step: calibrations of other machines differ by that."""
+"""Relative standard deviation of the time that another k adds to a step, as between calibrations of machines."""
 REQUEST_SPREAD: Final = 0.8
 """Standard deviation between requests of the logits of acceptance; the calibrations have 0.4 to 0.8."""
 _FADING: Final = (0.85, 1.0)
-"""How the acceptance at a position that was never drafted may compare with that of the last one."""
+"""Range of the ratio of acceptance at a position never drafted to that at the last one."""
 _VARIABLE: Final = (Method.BASELINE, Method.NGRAM, Method.SUFFIX)
-"""Methods that draft nothing in many steps, so that their k is hardly a cost."""
+"""Methods that draft nothing in many steps, so that their k costs little."""
 MIN_DRAFTS: Final = 2000
 _MOST_REQUESTS: Final = 400
 
@@ -53,11 +53,11 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
 
 
 def gains_by_k(backend: BackendEvidence, positions: Positions, steps: Steps) -> dict[int, Gain]:
-    """Return the gain of each k over the present one.
+    """Return the gain of each k over the current one.
 
-    Up to the present k, the tokens per step are known from the counts by position. A step of another k takes the time
-    that was measured, times the ratio of the calibration's step times. Faster answers also mean fewer requests in the
-    batch (Little's law), which is solved for.
+    Up to the current k, counts by position give the tokens per step. A step of another k takes the measured time,
+    scaled by the ratio of the calibration's step times. Faster answers also mean fewer requests in the batch (Little's
+    law), which is solved for.
     """
     k, rng = backend.k, np.random.default_rng(0)
     drawn = reach(positions, max(backend.cost_by_k), backend.answers, rng)

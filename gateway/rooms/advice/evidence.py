@@ -1,4 +1,4 @@
-"""What the rules of advice look at: measurements of a model's backends, and of the requests that it serves."""
+"""The evidence for advice: measurements of a model's backends, and of the requests that it serves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from policies.trouble.troubles import TroubleFinding
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a backend as its answers saw them."""
+    """Steps of a backend, as measured on its answers."""
 
-    answers: float  # number of answers that they were measured on, discounted by age
+    answers: float  # number of answers measured, discounted by age
     seconds: float  # mean seconds of a step
     load: Load  # mean load under which they ran
     cost: StepCost  # cost fitted to them
@@ -39,11 +39,11 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """What an engine shows that is not as the pool file says."""
+    """A way in which an engine contradicts the pool file."""
 
     text: str  # what the pool file says and the engine does
-    observed: Speculation  # how the engine speculates, as far as that can be told
-    counters: str  # what shows it
+    observed: Speculation  # how the engine speculates, as far as observed
+    counters: str  # the counters that show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +53,29 @@ class BackendEvidence:
     name: str
     method: Method
     k: int = 0  # tokens drafted per step at most; 0 for a baseline
-    answers: float = 0.0  # answers whose acceptance was observed, over all backends of the arm, discounted by age
+    answers: float = 0.0  # answers with known acceptance, over all backends of the arm, discounted by age
     steps: Steps | None = None
     positions: Positions | None = None
     # cost_by_k, baseline_cost: the step cost by a calibration, for each k that could be set.
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
-    calibration: str = ""  # what the two are of
-    baseline_cost: StepCost | None = None  # of a baseline; None where nobody has said that the calibration is its own
+    calibration: str = ""  # name of that calibration
+    baseline_cost: StepCost | None = None  # of a baseline; None unless the calibration is known to be its own
     is_silent: bool = False
-    contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
+    contradiction: Contradiction | None = None  # how the engine contradicts the pool file; None if it does not
     minutes: tuple[ProbeMinute, ...] = ()
     limit: DrafterLimit | None = None  # the longest context that its drafter serves
-    # How many of its requests had up to so many tokens with their answers, by the bounds of a histogram.
+    # Number of its requests with up to so many tokens, including the answer, by the bounds of a histogram.
     contexts: Mapping[float, float] = field(default_factory=dict)
-    flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; None for another one
+    flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; else None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Similar requests."""
 
-    tokens: float  # output tokens of each sequence of these requests, in all
+    tokens: float  # total output tokens of these requests
     tokens_per_step: Mapping[str, float]  # expected tokens per step on each backend
-    sent: Mapping[str, float] = field(default_factory=dict)  # share of the tokens that each backend answered
+    sent: Mapping[str, float] = field(default_factory=dict)  # share of the tokens that each backend generated
 
 
 @dataclass(frozen=True, slots=True)

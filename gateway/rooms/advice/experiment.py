@@ -1,7 +1,7 @@
-"""Rule: the comparison of two methods that is worth most, by what is not known of them.
+"""Rule: the comparison of two methods that is worth most, given what is unknown about them.
 
-Which of two drafting methods a pool needs depends on its engines, its traffic and its load. What was learned of each
-replica gives an expectation and how far it may be off; only serving both tells.
+Which of two drafting methods a pool needs depends on its engines, its traffic and its load. What was learned about each
+replica gives an expectation and its error; only serving both decides.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gateway.rooms.advice.finding import OF, Finding, Floats, Gain, gain_of, rel
 from policies.learned.belief import SPREAD
 
 LEAST_WORTH: Final = 0.01
-"""Share of the time of all answers that a comparison must be expected to save."""
+"""Share of the total answer time that a comparison must be expected to save."""
 _MIN_ANSWERS: Final = 20.0
 _NOISE: Final = 0.15
 """Relative standard deviation of an answer's mean step time around the fit."""
 _MODEL: Final = 0.1
-"""Relative standard deviation of what a step would take at the load, and a token at the text, of another backend."""
+"""Relative standard deviation of the step time at another backend's load, and of the time per token on its texts."""
 _DRAWS: Final = 2000
 
 
 def experiment(model: ModelEvidence) -> list[Finding]:
-    """Return the comparison that saves most in the mean, if its better arm is taken afterwards."""
+    """Return the comparison that saves most on average, if the better arm is adopted afterwards."""
     if find_spec("gateway.rooms.compare") is None:
         return []
     known = [
@@ -58,20 +58,20 @@ def experiment(model: ModelEvidence) -> list[Finding]:
 
 
 def _lost(model: ModelEvidence, one: BackendEvidence, other: BackendEvidence, gain: Gain) -> float:
-    """Return by how much answers may take longer while it is compared, by the lower and the upper end of the gain.
+    """Return how much longer answers may take during the comparison, by the lower and the upper end of the gain.
 
-    Each arm gets as many as it has replicas of both, however slow it is; that is more than the slower one has now.
+    Each arm gets requests in proportion to its replicas, however slow it is; that is more than the slower one gets now.
     """
     members = [[each.name for each in model.backends if each.method is arm.method] for arm in (one, other)]
     now = [sum(kind.tokens * kind.sent.get(name, 0.0) for kind in model.kinds for name in names) for names in members]
-    more = len(members[1]) / sum(map(len, members)) - now[1] / sum(now)  # of the requests, for the other arm
+    more = len(members[1]) / sum(map(len, members)) - now[1] / sum(now)  # share of requests for the other arm
     return max(more * -gain.low, -more * gain.high / (1.0 - gain.high), 0.0)
 
 
 def _saved(
     model: ModelEvidence, one: BackendEvidence, steps: Steps, other: BackendEvidence, others: Steps
 ) -> Floats | None:
-    """Return draws of the share of the time that another method would save on the requests of a backend."""
+    """Return draws of the share of time that another method would save on the requests of a backend."""
     kinds = [kind for kind in model.kinds if {one.name, other.name} <= kind.tokens_per_step.keys()]
     tokens = np.array([kind.tokens * kind.sent.get(one.name, 0.0) for kind in kinds])
     if not tokens.sum():

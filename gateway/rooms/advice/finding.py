@@ -1,4 +1,4 @@
-"""A finding: one change that is worth making, with its gain in time and the evidence for it."""
+"""A finding: one change worth making, with its gain in time and the evidence for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 OF: Final = "time per output token"
 MIN_ANSWERS: Final = 100.0
-"""Answers that a rule needs at least."""
+"""Fewest answers that a rule needs."""
 LEAST_GAIN: Final = 0.01
 """Gain below which a change is not worth a restart."""
 _ROUNDS: Final = 40
@@ -26,16 +26,16 @@ _LARGEST: Final = 100.0
 class Gain:
     """An expected gain, with a 95% interval."""
 
-    share: float  # share that is saved of `of`, 0 to 1
+    share: float  # saved share of `of`, up to 1; negative if it costs
     low: float
     high: float
     of: str  # what is saved, such as "time per output token"
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is worth a restart at the lower end of the interval too.
+        """Whether the gain is worth a restart even at the lower end of the interval.
 
-        Of several settings the best is named, whose gain luck has made larger: an end just above nought says nothing.
+        The best of several settings is advised, whose gain chance inflates: a lower end just above zero means nothing.
         """
         return self.low >= LEAST_GAIN
 
@@ -47,10 +47,10 @@ def gain_of(draws: Floats, of: str) -> Gain:
 
 
 def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Floats], fewer: Floats) -> Floats:
-    """Return draws of the time per token after a change over the present one.
+    """Return draws of the ratio of the time per token after a change to the current one.
 
     Slower answers mean more requests in the batch, by Little's law, and slower steps more prompts in each: both are
-    solved for. `step_s` returns the seconds of steps, as the four numbers of a `StepCost` times those given to it.
+    solved for. `step_s` returns the seconds of steps: the four numbers of a `StepCost` times those passed to it.
     """
     ratio = np.ones_like(fewer)
     for _ in range(_ROUNDS):
@@ -61,24 +61,24 @@ def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Float
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One change that is worth making."""
+    """One change worth making."""
 
     rule: str  # name of the rule
     model: str
     backend: str
     title: str
-    gain: Gain | None  # None where no gain can be calculated
-    evidence: str  # what the finding rests on
+    gain: Gain | None  # None if it cannot be calculated
+    evidence: str  # basis of the finding
     change: str  # the exact lines to change
-    worth: str = ""  # what the change brings, where no gain can be calculated
+    worth: str = ""  # benefit of the change, if no gain can be calculated
 
 
 @runtime_checkable
 class Advisor(Protocol):
-    """A room that has findings of its own."""
+    """A room with findings of its own."""
 
     def findings(self, model: str) -> Sequence[Finding]:
-        """Return what it advises to change in the replicas of a model."""
+        """Return the changes that it advises for the replicas of a model."""
 
 
 @runtime_checkable
@@ -86,14 +86,14 @@ class Comparer(Protocol):
     """A room that compares methods on live traffic."""
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
-        """Return the pairs of methods of which it is known which is better."""
+        """Return the pairs of methods whose comparison is running or has an answer."""
 
     def comparing(self, model: str) -> str:
-        """Return what is being compared, and what that has shown so far; empty if nothing is."""
+        """Return a sentence on the running comparison and its result so far; empty without one."""
 
 
 def lines(model: str, backend: str, *changes: str) -> str:
-    """Return lines of a pool file that set something of a backend."""
+    """Return lines of a pool file that change settings of a backend."""
     return "\n".join(
         ["models:", f"  {model}:", "    backends:", f"      {backend}:", *(f"        {one}" for one in changes)]
     )

@@ -1,7 +1,7 @@
-"""Rule: a method that loses on nearly all traffic against no speculation at all.
+"""Rule: a method that is slower than no speculation on nearly all traffic.
 
-Two drafting methods are not compared: which of them a pool needs depends on all of its replicas, so only a simulation
-of the whole pool tells (`gateway plan`).
+It does not compare two drafting methods: which one a pool needs depends on all of its replicas, so only a simulation of
+the whole pool can tell (`gateway plan`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ NEARLY_ALL: Final = 0.9
 """Share of the output tokens on which a method must lose."""
 DRAWS: Final = 400
 _MIN_ANSWERS: Final = 5.0
-"""A policy that learns soon sends few requests to a replica that loses; what few answers leave open is in the gain."""
+"""A learning policy soon sends a losing replica few requests; the gain's interval covers the resulting uncertainty."""
 _NOISE: Final = 0.15
 """Relative standard deviation of an answer's mean step time around the fit."""
 _MODEL: Final = 0.05
-"""Relative standard deviation of what a step would take at the load of another backend."""
+"""Relative standard deviation of the step time at the load of another backend."""
 _UNKNOWN: Final = 0.1
-"""Relative standard deviation of a step time that was not measured at this load, or comes from a calibration."""
+"""Relative standard deviation of a step time not measured at this load, or taken from a calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculation saves in a pool, were each backend a baseline with the same requests."""
+    """What speculation saves in a pool, compared with a baseline at each backend for the same requests."""
 
-    gain: Gain | None = None  # None while it is not known
-    baseline: str = ""  # the measured baseline of the comparison; empty for that of a calibration
-    missing: str = ""  # what the comparison, or advice where speculation loses, takes
+    gain: Gain | None = None  # None while unknown
+    baseline: str = ""  # name of the measured baseline; empty for a calibration's
+    missing: str = ""  # what is missing for the comparison, or for advice if speculation loses
 
 
 def losing_method(model: ModelEvidence) -> list[Finding]:
@@ -47,7 +47,7 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
 def of_speculation(model: ModelEvidence) -> Speculation:
     """Compare a pool with the same pool without speculation.
 
-    The errors of all backends are taken to go the same way: those of the baseline do.
+    The errors of all backends are assumed to have the same sign, as those of a shared baseline do.
     """
     baseline, present_s, without_s = measured_baseline(model), 0.0, np.zeros(3)
     if missing := _no_baseline(model):
@@ -81,20 +81,20 @@ def of_speculation(model: ModelEvidence) -> Speculation:
 
 
 def measured_baseline(model: ModelEvidence) -> BackendEvidence | None:
-    """Return the baseline of a pool whose steps were measured on the most answers; None if none was on enough."""
+    """Return the baseline whose steps were measured on the most answers; None if those are too few."""
     found = max((each for each in model.backends if each.method is Method.BASELINE), key=_measured, default=None)
     return None if found is None or _measured(found) < _MIN_ANSWERS else found
 
 
 def _measured(backend: BackendEvidence) -> float:
-    """Return on how many answers the steps of a backend were measured."""
+    """Return the number of answers on which the steps of a backend were measured."""
     return 0.0 if backend.steps is None else backend.steps.answers
 
 
 def _no_baseline(model: ModelEvidence) -> str:
     """Return why a pool cannot be compared with a baseline; empty if it can.
 
-    A calibration that nobody gave says nothing of the machines of a pool.
+    A calibration that nobody configured says nothing about the machines of a pool.
     """
     if measured_baseline(model) is not None or all(each.baseline_cost is not None for each in model.backends):
         return ""
@@ -105,7 +105,7 @@ def _no_baseline(model: ModelEvidence) -> str:
 
 
 def _judged(model: ModelEvidence) -> Iterator[tuple[str, Finding | str]]:
-    """Yield each speculating backend with its finding, or with why there is none."""
+    """Yield each speculating backend with its finding, or with the reason why there is none."""
     baseline = measured_baseline(model)
     if _no_baseline(model):
         return
@@ -138,7 +138,7 @@ def _gain(
 ) -> tuple[Gain, float]:
     """Return what a baseline would gain on the requests of a backend, and the share of the tokens on which it gains.
 
-    Without a measured baseline the calibration's counts. Step times have the error of their fit, and more at a load
+    Without a measured baseline, the calibration's is used. Step times have the error of their fit, plus more at a load
     that the baseline has not seen.
     """
     rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def _gain(
         np.array(each)
         for each in zip(*((kind.tokens, kind.tokens_per_step[backend.name]) for kind in model.kinds), strict=True)
     )
-    # Steps that answers take are added up, so the mean is harmonic.
+    # The steps of the answers add up, so the mean is harmonic.
     fewer = float(tokens.sum() / (tokens / own).sum())
     time = relative_time(steps.load, steps.fitted_s, step_s, np.full(DRAWS, fewer))
     faster = float(np.median(time)) / fewer * own < 1.0

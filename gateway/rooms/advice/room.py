@@ -1,4 +1,4 @@
-"""Advice from the live figures of a gateway process, and from what `learned` has learned of its backends."""
+"""Advice from the live figures of a gateway process, and from what `learned` has learned about its backends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MOST_KINDS: Final = 2000
 
 KEPT_S: Final = 15.0
 Contexts = dict[tuple[str, str], dict[float, float]]
-"""How many requests had up to so many tokens, by model and backend."""
+"""Number of requests with up to so many tokens, by model and backend."""
 
 
 def add_learned(
@@ -49,9 +49,9 @@ def add_learned(
     candidates: Sequence[Candidate],
     simulated_by: dict[str, str] | None = None,
 ) -> ModelEvidence:
-    """Return evidence with what a policy has learned; `simulated_by` are the calibrations of simulated backends."""
+    """Add what a policy has learned to evidence; `simulated_by` are the calibrations of simulated backends."""
     known, simulated_by, calibration = policy.known, simulated_by or {}, policy.settings.calibration
-    replicas = {**known.replicas}  # a copy: another thread adds to them
+    replicas = {**known.replicas}  # a copy: another thread adds replicas
     replicas = {each.name: replicas[each.name] for each in candidates if each.name in replicas}
     sums = possible(policy.statistics.buckets(STEPS))
     steps = {name: _steps(sums[name], replica) for name, replica in replicas.items() if name in sums}
@@ -102,7 +102,7 @@ def _steps(sums: Sums, replica: KnownReplica) -> Steps:
 
 
 class AdviceRoom(Room):
-    """The advice of a gateway process. It takes a fit, so an answer is given again for `KEPT_S` seconds."""
+    """The advice of a gateway process. It requires a fit, so an answer is reused for `KEPT_S` seconds."""
 
     order = 6
 
@@ -117,7 +117,7 @@ class AdviceRoom(Room):
 
         @app.get("/admin/advice", tags=["admin"])
         async def advice() -> dict[str, Any]:
-            """Return what speculation gains, and what to change in each model's backends, with the evidence."""
+            """Return the gain from speculation, and what to change in each model's backends, with the evidence."""
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
@@ -129,7 +129,7 @@ class AdviceRoom(Room):
                 return {"models": self._kept}
 
     def _evidence(self, name: str, contexts: Contexts) -> ModelEvidence:
-        """Return what the settings and the probes of a model tell, and how long its requests were."""
+        """Return the evidence from a model's settings and probes, and the lengths of its requests."""
         members = self.gateway.pool.of(name)
         return ModelEvidence(
             name,
@@ -139,7 +139,7 @@ class AdviceRoom(Room):
         )
 
     def _advised(self, evidence: ModelEvidence) -> dict[str, Any]:
-        """Return whether the policy of a model learns, the answers that were measured, and the findings."""
+        """Return whether the policy of a model learns, the number of measured answers, and the findings."""
         learned = learned_of(self.gateway.models[evidence.name].policy)
         if learned is not None:
             members = list(self.gateway.pool.of(evidence.name))
@@ -171,7 +171,7 @@ class AdviceRoom(Room):
 
 
 def contexts_of(samples: Iterable[Sample]) -> Contexts:
-    """Return how long the requests of each backend were."""
+    """Return the lengths of each backend's requests."""
     found: Contexts = defaultdict(dict)
     for sample in samples:
         if sample.name == "gateway_context_tokens_bucket":
@@ -180,7 +180,7 @@ def contexts_of(samples: Iterable[Sample]) -> Contexts:
 
 
 def evidence_of(backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
-    """Return what the settings and the probes of a backend tell."""
+    """Return the evidence from a backend's settings and probes."""
     engine, said, flags, limit = backend.engine.metrics, backend.said, backend.flags, backend.drafter_limit
     known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
     if engine is None:
@@ -190,7 +190,7 @@ def evidence_of(backend: Backend, contexts: Mapping[float, float]) -> BackendEvi
         counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
         counters += f", {engine.generation_tokens:,} output tokens"
         contradiction = Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
-    # Of drafts of unlike lengths, the counts by position do not tell how many of the longer ones are accepted.
+    # If drafts differ in length, counts by position do not show how many of the longer ones are accepted.
     is_even = not (said.schedule.by_batch or said.schedule.adaptive or backend.draft_depth)
     return replace(
         known,

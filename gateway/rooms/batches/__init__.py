@@ -1,1 +1,1 @@
-"""Batches: OpenAI's files and batches, whose lines run in what the requests of others leave."""
+"""OpenAI's files and batches, whose lines run on capacity that other requests leave free."""

@@ -1,4 +1,4 @@
-"""The paths of OpenAI's files and batches. What a key has is found under its own id only, so others get 404."""
+"""The paths of OpenAI's files and batches. Objects are found only under the id of their key, so others get 404."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gateway.rooms.batches.settings import BatchesSettings
 
 _MOST_FORM_BYTES: Final = 1 << 16
-"""Of a form, besides the file in it."""
+"""Size limit for a form, besides the file in it."""
 _MOST_BODY_BYTES: Final = 1 << 16
 _MOST_VALUES: Final = 10_000
 _MOST_METADATA_BYTES: Final = 16_384
@@ -35,18 +35,18 @@ _MOST_NAME_CHARS, _MOST_LISTED, _MOST_AT_ONCE = 256, 100, 16
 T = TypeVar("T")
 WINDOW_S = 24 * 3600
 _KEPT: Final = 10
-"""Batches of a key that are kept, for each that may be open; the oldest make room for new ones."""
+"""Batches of a key that are kept, per batch that may be open; new ones evict the oldest."""
 
 
 def most_bytes(settings: BatchesSettings) -> Mapping[str, int]:
-    """Return the paths, with the largest body of a request for each."""
+    """Return the paths, with the largest request body of each."""
     return {"/v1/files": int(settings.max_file_mib * 2**20) + _MOST_FORM_BYTES, "/v1/batches": _MOST_BODY_BYTES}
 
 
 class Asked(NamedTuple):
     """A request for one of the paths."""
 
-    owner: str  # the id of its client, and the folder of what that has
+    owner: str  # the id of its client, and the folder of its objects
     request: Request
     body: bytes
 
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 def add_batches(
     app: FastAPI, gateway: Gateway, settings: BatchesSettings, storage: Storage, on_news: Callable[[], None]
 ) -> None:
-    """Add the paths; `on_news` is called when there may be something to run, or to end."""
+    """Add the paths; call `on_news` when there may be something to run or to end."""
     api, at_once, bounds = BatchesApi(settings, storage), asyncio.Semaphore(_MOST_AT_ONCE), most_bytes(settings)
 
     async def answer(work: Callable[[Asked], object], request: Request) -> Response:
@@ -68,12 +68,12 @@ def add_batches(
         if key is not None and not key.batches:
             text = f"Key {client.name!r} may not use files and batches: its `batches` is false in the pool file."
             raise GatewayError(403, text, code="batches_not_allowed")
-        if at_once.locked():  # before bodies pile up
+        if at_once.locked():  # reject before bodies pile up
             raise GatewayError(503, "Too many ask for files at once: try again.", code="overloaded", retry_after_s=1.0)
         async with at_once:
-            body = b"".join([part async for part in request.stream() if part])  # it is one: nothing is copied
+            body = b"".join([part async for part in request.stream() if part])  # a single part is not copied
             most = next(most for path, most in bounds.items() if request.scope["path"].startswith(path))
-            if len(body) > most:  # one whose length was not announced
+            if len(body) > most:  # its length was not announced
                 raise too_large(most)
             try:
                 made = await asyncio.to_thread(work, Asked(client.id, request, body))
@@ -112,14 +112,14 @@ class NewBatch(BaseModel):
 
 
 class BatchesApi:
-    """What the paths do."""
+    """The handlers of the paths."""
 
     def __init__(self, settings: BatchesSettings, storage: Storage) -> None:
         self._settings = settings
         self._storage = storage
 
     def upload(self, asked: Asked) -> FileRecord:
-        """Keep a file."""
+        """Store a file."""
         form, mib = read_form(asked.request.headers.get("content-type", ""), asked.body), self._settings.max_file_mib
         (name, content), (_, purpose) = form.get("file", ("", b"")), form.get("purpose", ("", b""))
         _check(purpose == b"batch", "The purpose of a file is `batch` here.", "purpose")
@@ -134,7 +134,7 @@ class BatchesApi:
         return record
 
     def file(self, asked: Asked) -> FileRecord:
-        """Return what is told of a file."""
+        """Return the record of a file."""
         return self._file(asked.owner, asked.id)
 
     def content(self, asked: Asked) -> Response:
@@ -158,7 +158,7 @@ class BatchesApi:
         return _page(query, ids, partial(self._file, asked.owner), lambda each: purpose in {None, each.purpose})
 
     def create(self, asked: Asked) -> BatchRecord:
-        """Begin a batch."""
+        """Create a batch."""
         for _ in check_cost(asked.body, _MOST_VALUES):
             pass
         try:
@@ -186,7 +186,7 @@ class BatchesApi:
         return record
 
     def batch(self, asked: Asked) -> BatchRecord:
-        """Return what is told of a batch."""
+        """Return the record of a batch."""
         return self._batch(asked.owner, asked.id)
 
     def batches(self, asked: Asked) -> object:
@@ -195,7 +195,7 @@ class BatchesApi:
         return _page(asked.request.query_params, ids, partial(self._batch, asked.owner))
 
     def cancel(self, asked: Asked) -> BatchRecord:
-        """End a batch."""
+        """Cancel a batch."""
         record = self.batch(asked)
         if record.status in ENDED:
             raise GatewayError(409, f"This batch has ended: it is {record.status}.", code="batch_ended")
@@ -205,7 +205,7 @@ class BatchesApi:
         return record
 
     def _open(self, owner: str) -> set[BatchPlace]:
-        """Return where a key's open batches are."""
+        """Return the places of a key's open batches."""
         places = [BatchPlace.at(f"open/{name}") for name in self._storage.names("open")]
         return {place for place in places if place is not None and place.owner == owner}
 
@@ -231,7 +231,7 @@ class BatchesApi:
 def _page(
     query: Mapping[str, str], ids: Iterable[str], read: Callable[[str], Any], is_shown: Callable[[Any], bool] = bool
 ) -> object:
-    """Return a list of records, the newest first, after that which was asked for."""
+    """Return a page of records, newest first by default, that follow the requested one."""
     ascends, after, limit = query.get("order") == "asc", query.get("after"), query.get("limit", "20")
     most = min(int(limit[:4]), _MOST_LISTED) if limit.isdecimal() else 20
     shown: list[Any] = []

@@ -1,4 +1,4 @@
-"""The request of a line, which goes the way of all requests, and its answer."""
+"""The request of a line, which takes the path of all requests, and its answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from policies.policy import Decision
 _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
 _WEIGHT: Final = 0.001
-"""Lines take no share of a model from others, whose delay weighs five times where it is chosen between replicas."""
+"""Lines take no share of a model from other clients, whose delay weighs five times in the choice of a replica."""
 _REQUEST_ID: Final = re.compile(rb"request-id: ([^\r\n]*)")
 _MOST_ANSWER_BYTES: Final = 32 << 20
 _NOT_THEIRS: Final[dict[str, Any]] = {
@@ -35,17 +35,17 @@ _NOT_THEIRS: Final[dict[str, Any]] = {
 
 
 def client_of_lines(key: Client) -> Client:
-    """Return the client of a key's lines, which has no share beside others; its limits are those of `enter_line`."""
+    """Return the client of a key's lines, which has no share next to others; `enter_line` sets its limits."""
     return replace(key, name=f"{key.name} batch", id=f"{key.id} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
 
 
 class Answer(NamedTuple):
-    """The answer to a line; its status is 0 if it did not end."""
+    """The answer to a line; its status is 0 if it is incomplete."""
 
     status: int
     body: bytes = b""
     request_id: str = ""
-    backend: str = ""  # that has answered; empty if the gateway has
+    backend: str = ""  # that answered; empty if the gateway did
 
     @property
     def is_refusal(self) -> bool:
@@ -54,12 +54,12 @@ class Answer(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether it would be the same another time, and elsewhere: an engine's 401 and 404 may be its own."""
+        """Whether a retry would give the same: an engine's 401 and 404 may be its own fault."""
         is_own = self.backend and self.status in {401, 404}
         return 0 < self.status < 500 and not self.is_refusal and not is_own
 
     def document(self) -> Document:
-        """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""
+        """Return it for the output: JSON is kept verbatim, and not parsed if that would take long."""
         body: object = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
         try:
             parsed(self.body, most_bytes=_MOST_ANSWER_BYTES)
@@ -77,19 +77,19 @@ class LineRequest(Observer):
     ) -> None:
         self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
-        self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
+        self._on_send = on_send  # called with each backend to which it is sent; returns whether another may get it
         self._relay, self._body = relay, body
         self._request = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
-        self._source: Source | None = None  # what answers it: nothing yet, a wait for its turn, or an exchange
-        self.tokens = 0  # that it is charged
+        self._source: Source | None = None  # source of the answer: a wait for its turn, or an exchange
+        self.tokens = 0  # charged to its key
 
     async def answer(self, closed: tuple[str, ...]) -> Answer | None:
-        """Send the request, not to backends that are closed to it, and return its answer; None if it is given up."""
+        """Send the request to any backend not in `closed`, and return its answer; None if it is given up."""
         begin(self._relay, self._request, self._body, self, observers=[self], closed=closed)
         return await self._answer
 
     def give_up(self) -> bool:
-        """End it without an answer; return False if it has ended already."""
+        """End it without an answer; return False if it has already ended."""
         if self._answer.done():
             return False
         self._answer.set_result(None)
@@ -107,12 +107,12 @@ class LineRequest(Observer):
         self._source = source
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Report the chosen backend; if no other one may get the request, close the exchange to all of them."""
+        """Report the chosen backend; if no other one may get the request, exclude all from retries."""
         if not self._on_send(decision.backend) and isinstance(self._source, Exchange):
             self._source.close_to(tuple(each.name for each in self._relay.pool.of(candidates[0].model)))
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Keep the tokens that the line is charged for."""
+        """Record the tokens that the line is charged."""
         self.tokens = ended.tokens
 
     def head(self, status: int, lines: bytes) -> None:
@@ -120,13 +120,13 @@ class LineRequest(Observer):
         self._status = status
 
     def data(self, chunk: bytes) -> None:
-        """Keep bytes of the body, unless they are too many."""
+        """Collect bytes of the body, unless they are too many."""
         self._left_bytes -= len(chunk)
         self._parts.append(chunk)
         if self._left_bytes < 0 and not self._answer.done():
             text = f"The answer has more than {_MOST_ANSWER_BYTES >> 20} MiB."
             self.whole(413, b"", GatewayError(413, text, code="answer_too_large").body())
-            asyncio.get_running_loop().call_soon(self._leave)  # not while it passes this on
+            asyncio.get_running_loop().call_soon(self._leave)  # not within the call that passes this on
 
     def end(self) -> None:
         """End the answer."""

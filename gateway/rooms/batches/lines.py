@@ -1,6 +1,6 @@
-"""The lines of a batch: what must hold for each before any runs, and what is written of its answer.
+"""The lines of a batch: the checks of each before any runs, and the output of its answer.
 
-The body of a line goes to the engine as it stands in the file, so it is cut out there, not parsed and written anew.
+The body of a line goes to the engine verbatim, so it is cut out of the file, not parsed and reserialized.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Document = dict[str, Any]
 
 MOST_LINE_BYTES: Final = 8 << 20
 _MOST_VALUES: Final = 300_000
-"""Of a line, as `check_cost` counts them; less than of a request, since a file has many. To parse them takes 30 ms."""
+"""Limit for a line, by `check_cost`; smaller than for a request, since a file has many. Parsing takes 30 ms."""
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
 _BEGINNING_BYTES: Final = 1 << 13
-"""Of a line that cannot be parsed, in which its custom_id is looked for."""
+"""Start of an unparsable line that is searched for its custom_id."""
 _LARGE_BYTES: Final = 1 << 15
 _NAME: Final = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -35,40 +35,40 @@ _VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """A line that has no answer yet."""
+    """A line without an answer yet."""
 
     number: int
     custom_id: str
     body: bytes = b""
     error: GatewayError | None = None  # why it cannot be sent
-    runs: int = 0  # at engines, but for those that were refused or given up
+    runs: int = 0  # at engines, except those refused or given up
     given_up: int = 0  # times that it made room for requests
     refused: int = 0  # times that an engine had no place for it
-    backend: str = ""  # where it was sent last
+    backend: str = ""  # to which it was last sent
     not_before_s: float = 0.0  # when it may be sent again
 
     @property
     def must_end(self) -> bool:
-        """Whether it is not given up again."""
+        """Whether it must not be given up again."""
         return self.given_up > 1
 
 
 def problem(code: str, message: str, line: int | None = None, param: str | None = None) -> Document:
-    """Return what is wrong with a batch, or with a line of it."""
+    """Return the error of a batch, or of a line of it."""
     return {"code": code, "message": message, "param": param, "line": line}
 
 
 def in_turns(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines; after a large one, as much time goes to other threads, which have requests to answer."""
+    """Yield lines; after a large one, leave as much time to other threads, which answer requests."""
     for line in lines:
         began_s = time.thread_time()
         yield line
         if len(line) > _LARGE_BYTES:
-            time.sleep(max(0.0, time.thread_time() - began_s))  # the thread may be another one now
+            time.sleep(max(0.0, time.thread_time() - began_s))  # it may resume in another thread
 
 
 def read_line(number: int, raw: bytes) -> Line:
-    """Return a line, with an error if it can only be answered with that.
+    """Return a line; if it cannot be sent, with its error.
 
     Examples
     --------
@@ -80,19 +80,19 @@ def read_line(number: int, raw: bytes) -> Line:
         fields, text = parsed(raw), raw.decode()
         body = text[_spans(text)["body"]]
         priority = fields["body"].get("priority", 0)
-        if not (isinstance(priority, int | float) and priority >= 0):  # lines come behind requests
+        if not (isinstance(priority, int | float) and priority >= 0):  # lines must not overtake requests
             span = _spans(body)["priority"]
             body = f"{body[: span.start]}0{body[span.stop :]}"
         return Line(number, fields["custom_id"], body.encode())
     except GatewayError as known:
         error = known
-    except Exception as unknown:  # noqa: BLE001 -- whatever a line holds, it stops no other
+    except Exception as unknown:  # noqa: BLE001 -- a bad line must not stop others
         error = GatewayError(400, f"This line cannot be read: {unknown}", code="invalid_json_line")
     return Line(number, _custom_id(raw), error=error)
 
 
 def parsed(raw: bytes, *, most_bytes: int = MOST_LINE_BYTES) -> Any:
-    """Return JSON of strangers, unless it is too long, costs too much to parse, or is none."""
+    """Parse untrusted JSON; raise if it is too long, too costly to parse, or invalid."""
     if len(raw) > most_bytes:
         raise GatewayError(413, f"A line has at most {most_bytes >> 20} MiB.", code="line_too_large")
     for _ in check_cost(raw, _MOST_VALUES):
@@ -104,7 +104,7 @@ def parsed(raw: bytes, *, most_bytes: int = MOST_LINE_BYTES) -> Any:
 
 
 def _custom_id(raw: bytes) -> str:
-    """Return the custom_id of a line that cannot be parsed; empty if none is found."""
+    """Return the custom_id of an unparsable line; empty if none is found."""
     found = _CUSTOM_ID.search(raw[:_BEGINNING_BYTES])
     try:
         return "" if found is None else str(orjson.loads(found[1]))
@@ -113,7 +113,7 @@ def _custom_id(raw: bytes) -> str:
 
 
 def _spans(document: str) -> dict[str, slice]:
-    """Return where the value of each field of an object stands; of fields of one name the last, as parsers do."""
+    """Return the position of each field's value in an object; for duplicates the last, as parsers do."""
     spans, at = dict[str, slice](), 0
     while (name := _NAME.match(document, at)) is not None:
         _, at = _VALUES.raw_decode(document, name.end())
@@ -122,9 +122,9 @@ def _spans(document: str) -> dict[str, slice]:
 
 
 def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> tuple[int, str, list[Document]]:
-    """Check all lines of a file; return how many are not empty, the model that all ask for, and the first problems.
+    """Check all lines of a file; return how many are not empty, the model that all request, and the first problems.
 
-    A line that has a custom_id but whose body is no JSON, or that is too large, has its error among the answers.
+    A line with a custom_id that is invalid JSON or too large gets its error among the answers.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> tuple[int, 
 
 
 def _problem(document: object, endpoint: str, model: str) -> Document | None:
-    """Return what is wrong with a line that is JSON."""
+    """Return the problem of a line that is valid JSON; None if it has none."""
     if not isinstance(document, dict):
         return problem("invalid_json_line", "A line is a JSON object with custom_id, method, url and body.")
     custom_id, body = document.get("custom_id"), document.get("body")
@@ -184,7 +184,7 @@ def _problem(document: object, endpoint: str, model: str) -> Document | None:
 
 
 def written(custom_id: str, response: Document | None, code: str = "", message: str = "") -> bytes:
-    """Return what is written of a line: its response, or why there is none."""
+    """Return the output of a line: its response, or why there is none."""
     error = None if response is not None else {"code": code, "message": message}
     document = {"id": f"batch_req_{os.urandom(16).hex()}", "custom_id": custom_id, "response": response, "error": error}
     return orjson.dumps(document)

@@ -1,4 +1,4 @@
-"""What outlives a run: notes of the lines that were begun and of their answers, and the tokens that a key has spent."""
+"""What outlives a run: notes of started lines and of their answers, and the tokens that a key has spent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gateway.rooms.batches.storage import Storage
 _MOST_NOTE_BYTES: Final = 256 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 RUNS, COMPLETED, FAILED = b"?", b"+", b"!"
-"""What is noted of a line: how many runs of it count, or its answer."""
+"""Kinds of notes on a line: how many of its runs count, or its answer."""
 
 
 class Notes:
-    """The notes of a batch; one that is cut off fails its checksum.
+    """The notes of a batch; a truncated one fails its checksum.
 
     Examples
     --------
@@ -35,14 +35,14 @@ class Notes:
     def __init__(self, storage: Storage, path: str, is_over: Callable[[], bool] = bool) -> None:
         self._storage = storage
         self._path = path
-        self._is_over = is_over  # whether what cannot be written is left to others
+        self._is_over = is_over  # whether to give up what cannot be written
         self._writing = asyncio.Lock()
         self._unwritten: list[bytes] = []
-        self.answered: set[int] = set()  # lines, when all was read
+        self.answered: set[int] = set()  # numbers of lines, once `answers` has been read to its end
         self.runs: dict[int, int] = {}  # by line
 
     def answers(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield whether a line has succeeded, and what is written of it: for each line that which comes first."""
+        """Yield whether a line succeeded, and its output: the first note of each line counts."""
         self.answered, self.runs = set(), {}
         try:
             for note in self._storage.lines(self._path, _MOST_NOTE_BYTES):
@@ -59,9 +59,9 @@ class Notes:
             return
 
     async def add(self, kind: bytes, number: int, document: bytes = b"") -> None:
-        """Add a note durably, together with those that came while others were written.
+        """Add a note durably, together with those that arrived during the previous write.
 
-        What cannot be written waits, and is tried again: the place may be full, or out of reach for a while.
+        A failed write is retried: the disk may be full or unreachable for a while.
         """
         self._unwritten.append(b"\n%d %b %08x %b" % (number, kind, zlib.crc32(document), document))
         async with self._writing:
@@ -82,7 +82,7 @@ class Notes:
 
 @dataclass
 class Spent:
-    """The tokens of a key's lines on one day (UTC), and what lines cost in this run."""
+    """The tokens of a key's lines on one day (UTC), and the cost of lines in this run."""
 
     day: str = ""
     tokens: int = 0
@@ -91,11 +91,11 @@ class Spent:
         self._lines, self._tokens = 0, 0
 
     def ahead(self, lines: int) -> float:
-        """Return what so many lines are expected to cost: each the mean of those before, or without any infinity."""
+        """Return the expected cost of so many lines: the mean of earlier ones each, or infinity without any."""
         return lines * (self._tokens / self._lines if self._lines else math.inf) if lines else 0.0
 
     def has_left(self, in_flight: int, per_day: float | None) -> bool:
-        """Return whether another line may begin beside those in flight; one may that is the first of all."""
+        """Return whether another line may begin next to those in flight; the very first one needs just one token."""
         self.add(0)
         next_tokens = self.ahead(in_flight + 1) if self._lines or in_flight else 1.0
         return per_day is None or self.tokens + next_tokens <= per_day

@@ -1,7 +1,7 @@
-"""How many lines run on each replica of a model: as many as leave the requests of others alone, and likely end.
+"""Decides how many lines run on each replica of a model: as many as do not disturb requests, and will likely finish.
 
-One line has the kept place: it is not given up when a request comes. The others are, so those that were answered must
-have paid for all of them, and the replica must be likely to stay alone for as long as a line takes.
+One line has the kept place: it is not given up when a request arrives. The others are, so answered lines must have
+earned their loss, and the replica must be likely to stay free of requests for as long as a line takes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 WAIT_S: Final = 0.05
 _DOUBLES_S: Final = 0.25
 _EARNS, _FIRST, _MOST_SAVED = 0.09, 3.0, 2.0
-"""Lines that may be given up: for each that is answered, at first, and at most, over the most lines of a replica."""
+"""Lines that may be given up: per answered line, initially, and at most per place of a replica."""
 _RISKED: Final = 0.5
-"""Of what is saved: after all of that was lost at once, half is left to go on with."""
+"""Share of the savings at risk: if all of that is lost at once, half is left."""
 _REMEMBERED: Final = 8
 _LONG: Final = 0.5
-"""Of the time that a line takes: pauses that are shorter are neither used nor remembered."""
+"""In times of a line: shorter pauses are neither used nor remembered."""
 _SPREAD: Final = 1.5
-"""What a line may take, over what lines take in the mean."""
+"""Time that a line may take, relative to the mean."""
 
 
 class Places:
-    """The places of lines on one replica; all times are those of one clock.
+    """The places of lines on one replica; all times are by the same clock.
 
     Examples
     --------
@@ -52,18 +52,18 @@ class Places:
 
     def __init__(self, most: int, now_s: float) -> None:
         self._most = most
-        self._since_s = now_s  # since when there has been no request of others
+        self._since_s = now_s  # since when there have been no requests of others
         self._is_shared = True
         self._saved = _FIRST
-        self._takes_s = 0.0  # a line, in the mean; 0 until one was answered
-        self._pauses = deque[float](maxlen=_REMEMBERED)  # how long the last ones were without requests of others
-        self.lines: dict[Line, None] = {}  # in flight, the oldest first
+        self._takes_s = 0.0  # mean seconds of a line; 0 until one was answered
+        self._pauses = deque[float](maxlen=_REMEMBERED)  # lengths of the last pauses of requests of others
+        self.lines: dict[Line, None] = {}  # in flight, oldest first
         self.waiting = 0  # requests that wait in the engine
-        self.sent = 0  # lines
-        self.others: int | None = None  # requests of others that were sent to it; None before it was looked at
+        self.sent = 0  # lines sent
+        self.others: int | None = None  # requests of others sent there so far; None before the first look
 
     def look(self, now_s: float, *, is_shared: bool, has_come: bool) -> list[Line]:
-        """Update how much room the others leave, and return the lines to give up for them."""
+        """Update how much room other requests leave, and return the lines to give up for them."""
         if is_shared or has_come:
             alone_s = now_s - self._since_s
             if (has_come or not self._is_shared) and alone_s > _LONG * self._takes_s:
@@ -74,7 +74,7 @@ class Places:
         return [line for line in self.lines if line is not kept] if is_shared else []
 
     def may_begin(self, now_s: float, line: Line, unsent: int = 0) -> bool:
-        """Return whether a line may be sent to the replica, besides some that are yet to be sent to one."""
+        """Return whether a line may be sent to the replica, in addition to `unsent` lines without a replica yet."""
         count, alone_s, ends_s = len(self.lines) + unsent, now_s - self._since_s, _SPREAD * self._takes_s
         if self.waiting or (line.must_end and any(each.must_end for each in self.lines)):
             return False
@@ -90,7 +90,7 @@ class Places:
         return is_long and not any(alone_s < pause_s < alone_s + ends_s for pause_s in self._pauses)
 
     def answered(self, took_s: float) -> None:
-        """Count a line that was answered, and what it took."""
+        """Count an answered line, and its duration."""
         self._takes_s += (took_s - self._takes_s) / (8.0 if self._takes_s else 1.0)
         self._saved = min(_MOST_SAVED * self._most, self._saved + _EARNS)
 
@@ -109,7 +109,7 @@ class ModelPlaces:
         self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight")
         self.at = defaultdict[str, Places](lambda: Places(most_per_backend, time.monotonic()))  # by backend
         self._changed = asyncio.Event()
-        self.requests: dict[Line, LineRequest | None] = {}  # of all lines that have a place
+        self.requests: dict[Line, LineRequest | None] = {}  # of all lines with a place
 
     async def wait(self) -> None:
         """Wait until there may be a place."""
@@ -118,7 +118,7 @@ class ModelPlaces:
             await asyncio.wait_for(self._changed.wait(), WAIT_S)
 
     def closed_to(self, line: Line, closed: Collection[str]) -> tuple[str, ...] | None:
-        """Return the backends that have no place for a line, besides some that are closed; None if all are such."""
+        """Return the backends without a place for a line, including `closed` ones; None if none has a place."""
         queue, now_s = self._gateway.relay.queues.get(self._model), time.monotonic()
         if queue is not None and queue.waiting:
             return None
@@ -128,7 +128,7 @@ class ModelPlaces:
         return tuple(full) if len(full) < len(names) else None
 
     def sent(self, line: Line, backend: str) -> None:
-        """Record the backend that a line was sent to, in place of an earlier one."""
+        """Record the backend to which a line was sent, in place of an earlier one."""
         self._remove(line)
         self.at[backend].lines[line] = None
         self.at[backend].sent += 1
@@ -144,14 +144,14 @@ class ModelPlaces:
             places.lines.pop(line, None)
 
     def look(self) -> None:
-        """See where there are requests of others, and give up the lines that they have no room for."""
+        """See where there are requests of others, and give up the lines that disturb them."""
         members = {each.name for each in self._gateway.pool.of(self._model)}
         for left in [name for name, places in self.at.items() if name not in members and not places.lines]:
             del self.at[left]
         for backend in self._gateway.pool.up(self._model):
             places = self.at[backend.name]
             others, lines = backend.sent - places.sent, len(places.lines)
-            is_shared = backend.in_flight > lines or backend.load.others > lines / 4  # a report is old
+            is_shared = backend.in_flight > lines or backend.load.others > lines / 4  # reports lag
             has_come = places.others not in {None, others}
             places.others, places.waiting = others, backend.load.waiting
             for line in places.look(time.monotonic(), is_shared=is_shared, has_come=has_come):

@@ -1,6 +1,6 @@
-"""What is told of files and batches, in OpenAI's form; it is kept as it is told.
+"""The records of files and batches, shown and stored in OpenAI's format.
 
-`OWNER/files/FILE` has a file; `open/OWNER.BATCH` a batch that has not ended, with `.cancel` and `.notes` beside it;
+`OWNER/files/FILE` holds a file; `open/OWNER.BATCH` a batch that has not ended, with `.cancel` and `.notes` next to it;
 `OWNER/batches/BATCH` one that has; `spent/OWNER` the tokens of a key's lines.
 """
 
@@ -19,7 +19,7 @@ _OPEN: Final = re.compile(r"open/([0-9a-f]{32}|anonymous)\.(batch_[0-9a-f]{32})(
 
 
 def new_digits() -> str:
-    """Return 32 hex digits that nobody can guess, in the order of time."""
+    """Return 32 hex digits that nobody can guess and that sort by time."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
@@ -75,28 +75,28 @@ class BatchRecord:
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch is."""
+    """The paths of a batch."""
 
     owner: str  # the id of its client
     id: str
 
     @classmethod
     def at(cls, path: str) -> BatchPlace | None:
-        """Return that of a path among open batches; None for one that is none."""
+        """Return the place of an open batch by its path; None for any other path."""
         found = _OPEN.fullmatch(path)
         return None if found is None else cls(found[1], found[2])
 
     @property
     def open(self) -> str:
-        """Where it is until it has ended."""
+        """Its path until it has ended."""
         return f"open/{self.owner}.{self.id}"
 
     @property
     def ended(self) -> str:
-        """Where it is once it has ended."""
+        """Its path once it has ended."""
         return f"{self.owner}/batches/{self.id}"
 
     @property
     def created_s(self) -> float:
-        """When it was created, which its id begins with."""
+        """When it was created, from the start of its id."""
         return int(self.id[6:18], 16) / 1000

@@ -1,6 +1,6 @@
-"""Batches as a room of the gateway, which runs them: of each key one at a time.
+"""The room that runs batches, one at a time for each key.
 
-Of the gateways with one folder, the one that holds its lock does so; when it ends, another goes on.
+Of the gateways that share a folder, the one that holds its lock runs them; when it exits, another takes over.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _POLL_S, _IDLE_S, _END_S = 2.0, 0.5, 5.0
 _KEY_COMES_S: Final = 10.0
-"""Seconds that the key of a new batch may be unknown here: gateways are reloaded one after another."""
+"""Seconds for which the key of a new batch may be unknown here: gateways reload one after another."""
 
 
 class BatchesRoom(Room):
-    """Keeps files and batches, and runs those that are open."""
+    """Stores files and batches, and runs open batches."""
 
     order = 7
     work = ("batches",)
@@ -53,12 +53,12 @@ class BatchesRoom(Room):
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
-        """Return whether the settings ask for it."""
+        """Return whether the settings enable it."""
         return BatchesSettings.of(settings) is not None
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
-        """Return what is not allowed."""
+        """Return how the settings conflict."""
         batches, body_mib = BatchesSettings.of(settings), settings.server.max_body_mib
         if batches is not None and batches.max_file_mib > body_mib:
             return f"batches.max_file_mib is {batches.max_file_mib:g}, but server.max_body_mib {body_mib:g}: raise that"
@@ -79,11 +79,11 @@ class BatchesRoom(Room):
         api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
 
     def start(self) -> None:
-        """Start looking for batches to run, and at the requests of others, beside which they run."""
+        """Start to run batches, and to watch other requests, to which they give way."""
         self._work = [background.keep_running("batches", work) for work in (self._run, self._watch)]
 
     async def stop(self) -> None:
-        """End what runs, so that others can go on with it."""
+        """End the runs, so that another gateway can take them over."""
         if not self._work:
             return
         for run in self._runs.values():
@@ -110,7 +110,7 @@ class BatchesRoom(Room):
                     await self._has_news.wait()
 
     async def _look(self) -> None:
-        """Begin and end what is to begin and to end."""
+        """Begin and end the batches that are due."""
         paths = [f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open")]
         for ended in [each for each, task in self._tasks.items() if task.done() and each.open not in paths]:
             del self._tasks[ended], self._runs[ended]
@@ -119,9 +119,9 @@ class BatchesRoom(Room):
                 if (place := BatchPlace.at(path)) is None:
                     self._storage.set_aside(path, "its name is not that of a batch")
                 elif place.open not in paths:
-                    # Of what is replaced meanwhile, a folder may list nothing.
+                    # A listing may miss a file that is being replaced.
                     if await asyncio.to_thread(self._storage.read, place.open, BatchRecord) is None:
-                        await asyncio.to_thread(self._storage.remove, path)  # it was beside a batch that has ended
+                        await asyncio.to_thread(self._storage.remove, path)  # left over from a batch that has ended
                 elif path == place.open:
                     await self._begin_or_end(place, is_cancelled=f"{path}.cancel" in paths)
 
@@ -148,10 +148,10 @@ class BatchesRoom(Room):
             await run.save()
 
     async def _run_one(self, place: BatchPlace) -> None:
-        """Run a batch; if that fails, it is begun again, after pauses that grow."""
+        """Run a batch; if that fails, it is restarted after growing pauses."""
         run = self._runs[place] = BatchRun(self.gateway, self._storage, place, self._places_of)
         try:
             await run.run(self._checking, self._settings.max_lines)
         finally:
-            run.end()  # if it failed, what is in flight is left to the next one
+            run.end()  # if it failed, the next run sends what is in flight again
             self._has_news.set()

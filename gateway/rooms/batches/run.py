@@ -1,7 +1,7 @@
 """One batch from its validation to its output.
 
-Each line is noted before it is sent, and each answer as it comes. Whoever goes on after a crash reads the notes, and
-runs the lines without an answer. The output is made of them at the end: it has one answer of each line.
+Each line is noted before it is sent, and each answer on arrival. After a crash, the next run reads the notes, and runs
+the lines without an answer. The notes become the output at the end: one answer per line.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 _LOST: Final = "lost"
-"""What a run ends with that another one goes on with."""
+"""Status of a run that another one will take over."""
 _MOST_RUNS, _MOST_REFUSALS = 3, 20
 _MOST_HELD, _MOST_HELD_BYTES = 1000, 64 << 20
-"""Lines, and bytes of their bodies, above which none are read; a single line may be larger."""
+"""Lines, and bytes of their bodies, above which no more are read; a single line may be larger."""
 _PAUSE_S, _LONGEST_S, _LONGEST_CLOSED_S = 0.5, 300.0, 60.0
 _GATEWAY: Final = ""
 """Stands for the gateway among the names of backends."""
 
 
 def settings_of(gateway: Gateway, client: Client) -> KeySettings | None:
-    """Return the settings of a client's key as they are now; None if it has none."""
+    """Return the current settings of a client's key; None if there are none."""
     return next((key for key in gateway.settings.keys if key.name == client.name), None)
 
 
@@ -52,27 +52,27 @@ class BatchRun:
         self._place = place
         self._places_of = places_of
         self._notes = Notes(storage, f"{place.open}.notes", lambda: self._end == _LOST)
-        self._waiting: list[Line] = []  # that were read and are to be sent, perhaps again
+        self._waiting: list[Line] = []  # read and to be sent, perhaps again
         self._tasks: dict[asyncio.Task[None], Line] = {}  # those in flight
         self._record: BatchRecord
         self._places: ModelPlaces
-        self._model = self._adapter = ""  # whose replicas run the lines, and the adapter of it that these ask for
+        self._model = self._adapter = ""  # whose replicas run the lines, and the adapter that these request
         self._spent: Spent
-        self._closed: dict[str, tuple[float, float]] = {}  # backends that failed: until when, and the pause
+        self._closed: dict[str, tuple[float, float]] = {}  # backends that failed: end and length of the pause
         self._saving = asyncio.Lock()
         self._is_full = False
-        self._end = ""  # the status that it is to end with
+        self._end = ""  # the status with which it must end
         self._problems: list[Document] = []  # why it fails
 
     def end(self, status: str = _LOST, problems: list[Document] | None = None) -> None:
-        """End what is in flight, and then the batch with a status; without one, let others go on with it."""
+        """Give up lines in flight, then end the batch with a status; without one, leave it to another run."""
         self._end, self._problems = self._end or status, self._problems or problems or []
         for line in self._tasks.values():
             if (request := self._places.requests.get(line)) is not None:
                 request.give_up()
 
     async def run(self, checking: asyncio.Lock, most_lines: int) -> None:
-        """Run the batch; one at a time is checked."""
+        """Run the batch; check only one batch at a time."""
         record = await asyncio.to_thread(self._storage.read, self._place.open, BatchRecord)
         if record is None:
             return
@@ -86,7 +86,7 @@ class BatchRun:
             await self._finish("failed" if self._problems else self._end or "completed")
 
     def _check(self, most_lines: int) -> list[Document]:
-        """Check all lines, before any of them runs, and return what is wrong; in a thread."""
+        """Check all lines before any of them runs, and return the problems; runs in a thread."""
         try:
             total, model, problems = check(self._input(), self._record.endpoint, most_lines)
             if model and not problems and (key := self._key()) is not None:
@@ -102,12 +102,12 @@ class BatchRun:
         return self._gateway.relay.access.keyring.with_id(self._place.owner)
 
     async def _save_record(self) -> None:
-        async with self._saving:  # the last write has what is newest
+        async with self._saving:  # the last write is the newest state
             if self._record.status not in ENDED:
                 await asyncio.to_thread(self._storage.write, self._place.open, self._record)
 
     async def save(self) -> None:
-        """Write how far it is; while that fails, no line begins."""
+        """Write its progress; while that fails, no line begins."""
         try:
             if self._waiting or self._tasks:
                 await self._save_record()
@@ -125,7 +125,7 @@ class BatchRun:
         return in_turns(self._storage.lines(path, MOST_LINE_BYTES))
 
     def _pending(self) -> Iterator[Line]:
-        """Yield the lines that have no answer."""
+        """Yield the lines without an answer."""
         for number, raw in enumerate(self._input()):
             if raw.strip() and number not in self._notes.answered:
                 line = read_line(number, raw)
@@ -154,7 +154,7 @@ class BatchRun:
         await asyncio.to_thread(self._storage.write, f"spent/{self._place.owner}", self._spent)
 
     async def _next(self, pending: Iterator[Line]) -> list[Line]:
-        """Return the lines that may be sent next: one that must end, and one of the others."""
+        """Return the lines that may be sent next: one that must not be given up again, and another one."""
         now_s = time.monotonic()
         due = [line for line in self._waiting if line.not_before_s <= now_s]
         must_end, others = ([line for line in due if line.must_end is must][:1] for must in (True, False))
@@ -171,7 +171,7 @@ class BatchRun:
         return must_end + others
 
     def _begin(self, line: Line) -> bool:
-        """Run a line if it has a place, also among the limits of its key; return whether it has."""
+        """Run a line if replicas and its key's limits have a place for it; return whether they do."""
         key, closed, lines = self._key(), self._closed_now(), len(self._tasks)
         if line.error is None and line.runs >= _MOST_RUNS:
             text = f"This line was begun {_MOST_RUNS} times, and not answered; the gateway's log tells more."
@@ -194,7 +194,7 @@ class BatchRun:
         return True
 
     async def _run_line(self, line: Line, key: Client) -> None:
-        """Send a line, and write its answer, or its error; or else keep it, to be sent again."""
+        """Send a line, and write its answer or its error; otherwise keep it, to be sent again."""
         answer, pause_s = None, None
         try:
             if line.error is None:
@@ -202,14 +202,14 @@ class BatchRun:
                 pause_s = 0.0 if answer is None else self._pause_s(line, answer)
             if pause_s is None:
                 return await self._write(line, answer)
-        except Exception as error:  # noqa: BLE001 -- an error of a line is that line's
+        except Exception as error:  # noqa: BLE001 -- must not affect other lines
             background.note("batches", error, of=f"{self._place.id}, line {line.number + 1}")
             pause_s, line.runs = _LONGEST_S, line.runs + 1
         line.not_before_s = time.monotonic() + pause_s
         return self._waiting.append(line)
 
     async def _send(self, line: Line, key: Client) -> Answer | None:
-        """Send a line, once that is noted; None if there is no place any more, or it was given up."""
+        """Note and send a line; return None if its place is gone, or it was given up."""
         relay, places, runs, answer, tokens = self._gateway.relay, self._places, line.runs, None, 0
 
         def sent(backend: str) -> bool:
@@ -237,14 +237,14 @@ class BatchRun:
         return answer
 
     def _pause_s(self, line: Line, answer: Answer) -> float | None:
-        """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
+        """Return the seconds after which to resend a line; None if the answer is final."""
         if answer.is_final:
             self._closed.pop(answer.backend, None)
             self._closed.pop(_GATEWAY, None)
             return None
         backend = answer.backend if answer.is_refusal else line.backend
         until_s, closed_s = self._closed.get(backend, (0.0, _PAUSE_S / 2.0))
-        if (now_s := time.monotonic()) >= until_s:  # of several lines that failed at once, one counts
+        if (now_s := time.monotonic()) >= until_s:  # several lines that fail at once count as one
             closed_s = min(_LONGEST_CLOSED_S, 2.0 * closed_s)
             self._closed[backend] = now_s + closed_s, closed_s
         line.refused += answer.is_refusal
@@ -252,7 +252,7 @@ class BatchRun:
         return min(_LONGEST_S, _PAUSE_S * 4.0 ** (tries - 1)) if tries < most else None
 
     def _closed_now(self) -> list[str]:
-        """Return the backends that have failed of late, and those without the adapter that the lines ask for."""
+        """Return the backends that failed recently, and those without the adapter that the lines request."""
         failed = [name for name, (until_s, _) in self._closed.items() if time.monotonic() < until_s]
         members = self._gateway.pool.of(self._model) if self._adapter else ()
         return failed + [each.name for each in members if self._adapter not in each.engine.said.adapters]
@@ -273,7 +273,7 @@ class BatchRun:
     # The end
 
     async def _finish(self, status: str) -> None:
-        """Make the output of the answers, and end."""
+        """Turn the notes into the output, and end."""
         record, place, counts = self._record, self._place, self._record.request_counts
         if self._problems:
             record.errors = {"object": "list", "data": self._problems}
@@ -291,7 +291,7 @@ class BatchRun:
             await asyncio.to_thread(self._storage.remove, *(f"{place.open}{of}" for of in ("", ".cancel", ".notes")))
 
     def _keep(self, name: str, kind: bytes, status: str) -> str | None:
-        """Write a file of the lines that have succeeded, or of those that have not, and return its id, if there are."""
+        """Write a file of the lines that succeeded, or of those that failed; return its id, or None without lines."""
         file_id = f"file-{self._place.id.removeprefix('batch_')}-{name}"
         size_bytes, lines = (self._output(kind, is_expired=status == "expired") for _ in range(2))
         record = FileRecord(file_id, f"{self._place.id}_{name}.jsonl", "batch_output", sum(map(len, size_bytes)))
@@ -315,8 +315,8 @@ def _gone() -> Document:
 
 
 def _model_of(gateway: Gateway, record: BatchRecord, key: Client | None) -> tuple[str, str]:
-    """Return the model whose replicas run the lines of a batch, and the adapter of it that they ask for, if they do."""
-    name = record.model or next(iter(gateway.models))  # of no model, all fail
+    """Return the model whose replicas run the lines of a batch, and the adapter that they request, if any."""
+    name = record.model or next(iter(gateway.models))  # without a model, all lines fail
     with contextlib.suppress(GatewayError):  # it is gone, and may come back
         if key is not None:
             model, adapter = gateway.relay.router.find(name, key, record.endpoint)

@@ -16,18 +16,18 @@ class BatchesSettings(Section):
     Parameters
     ----------
     folder
-        Where they are kept. Of several gateways with one folder, that which holds a lock in it (`flock`) runs the
+        Where they are kept. Of several gateways with one folder, the one that holds its lock (`flock`) runs the
         batches.
     max_file_mib
         Largest file that may be uploaded, in MiB; `server.max_body_mib` has to allow it.
     max_lines
         Most lines of a batch.
     max_files_per_key
-        Most files that a key may have, with those of its answers; further ones are refused.
+        Most files that a key may have, including those of its answers; further ones are refused.
     max_batches_per_key
         Most batches of a key that have not ended; further ones are refused.
     max_total_mib
-        Most MiB that all keys together may have; at this, uploads are refused and no line begins.
+        Most MiB of all keys together; beyond it, uploads are refused and no line begins.
     max_in_flight
         Most lines in flight at once for each replica of a model, from each process.
     """

@@ -1,4 +1,4 @@
-"""Where files and batches are kept: a folder. Its calls wait for the disk, so they are made in threads."""
+"""The folder in which files and batches are stored. Its calls wait for the disk, so they run in threads."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from backends.files.regular import check_regular
 log = logging.getLogger(__name__)
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Numbers of the errors of a place that has no room for more."""
+"""Error numbers of a full disk."""
 _BROKEN: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EACCES, errno.ELOOP})
-"""Those of what is something else than it should be; others are of the disk, and may pass."""
+"""Error numbers of a path that is not what it should be; others concern the disk, and may pass."""
 _MOST_RECORD_BYTES: Final = 1 << 20
 _MOST_ASIDE: Final = 1000
 _KINDS: Final = frozenset({"batches", "files", "open"})
 _COUNTED_S: Final = 60.0
-"""Seconds after which the bytes of all are counted again: other processes add and remove some too."""
+"""Seconds after which all bytes are recounted: other processes add and remove some too."""
 _LEFT_S: Final = 3600.0
-"""Age from which on what was half written counts as left by a process that is gone."""
+"""Age in seconds from which a half-written file counts as left by a process that is gone."""
 
 T = TypeVar("T")
 
 
 class Storage:
-    """Objects by path. Each is written as a whole: whoever reads it sees what was there before, or all of it.
+    """Objects by path. Writes are atomic: a reader sees the old object or the whole new one.
 
-    The first line of an object is its record, in JSON; what a file holds stands below it.
+    The first line of an object is its record, in JSON; the content of a file follows.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Storage:
         self._on_aside = on_aside  # called with the kind of each object that is set aside
 
     def hold(self) -> bool:
-        """Return whether this process has the lock of the folder, which the kernel releases when the process ends."""
+        """Take the lock of the folder, which the kernel releases when the process exits; return whether it is held."""
         if self._lock is None:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = open(self._root / "lock", "ab")  # noqa: SIM115 -- until it is released
@@ -76,7 +76,7 @@ class Storage:
             self._lock = None
 
     def write(self, path: str, record: object, content: Iterable[bytes | memoryview] = ()) -> None:
-        """Write an object, durably; nothing is left of one that cannot be written."""
+        """Write an object durably; a failed write leaves nothing behind."""
         target = self._root / path
         half = target.with_name(f"{target.name}~{os.urandom(4).hex()}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class Storage:
             raise
 
     def append(self, path: str, data: bytes) -> None:
-        """Append to an object that nobody else appends to, durably; if that fails, a part of it may be there."""
+        """Append durably to an object that nobody else appends to; a failure may leave part of the data."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "ab", opener=_private) as file:
@@ -102,14 +102,14 @@ class Storage:
             os.fsync(file.fileno())
 
     def check_room(self, more_bytes: int = 0) -> None:
-        """Raise what a full disk raises if all objects together would have more bytes than they may."""
+        """Raise the error of a full disk if all objects together would exceed their limit."""
         if time.monotonic() - self._counted_s > _COUNTED_S:
             self._bytes, self._counted_s = sum(self._sizes()), time.monotonic()
         if self._bytes + more_bytes > self._most_bytes:
             raise OSError(errno.ENOSPC, "batches.max_total_mib is reached")
 
     def _sizes(self) -> Iterator[int]:
-        """Yield the bytes of each object; what was half written long ago is removed."""
+        """Yield the size of each object; remove old half-written files."""
         for folder, _, names in os.walk(self._root):
             for path in (f"{folder}/{name}" for name in names):
                 with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Storage:
                         yield found.st_size
 
     def read(self, path: str, kind: Callable[..., T]) -> T | None:
-        """Return the record of an object; None if there is none, or if it is no such record, which is set aside."""
+        """Return the record of an object; None if there is none, or it is invalid and therefore set aside."""
         try:
             with self._opened(path) as file:
                 fields: dict[str, Any] = orjson.loads(file.readline(_MOST_RECORD_BYTES))
@@ -132,7 +132,7 @@ class Storage:
             return None
 
     def set_aside(self, path: str, error: object) -> None:
-        """Log and count, once, an object that cannot be read; it is as if it were not there."""
+        """Log and count, once, an object that cannot be read and is ignored; raise an error of the disk."""
         if isinstance(error, OSError) and error.errno not in _BROKEN:
             raise error
         if path not in self._aside and len(self._aside) < _MOST_ASIDE:
@@ -141,7 +141,7 @@ class Storage:
             self._on_aside(next((part for part in path.split("/") if part in _KINDS), "other"))
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of what is in a folder, in order; nothing if there is no such folder."""
+        """Return the sorted names in a folder; empty if there is no such folder."""
         try:
             return sorted(name for name in os.listdir(self._root / folder) if "~" not in name)
         except FileNotFoundError:
@@ -151,20 +151,20 @@ class Storage:
             return []
 
     def remove(self, *paths: str) -> None:
-        """Remove objects; those that are not there are gone already."""
+        """Remove objects; ignore missing ones."""
         self._counted_s = -math.inf
         for path in paths:
             (self._root / path).unlink(missing_ok=True)
 
     def content(self, path: str) -> Iterator[bytes]:
-        """Yield what stands below a record."""
+        """Yield the content after a record."""
         with self._opened(path) as file:
             file.readline()
             while part := file.read(1 << 20):
                 yield part
 
     def lines(self, path: str, most_bytes: int) -> Iterator[bytes]:
-        """Yield the lines below a record; a longer one is cut off a byte later."""
+        """Yield the lines after a record; one that is too long is cut off one byte above the limit."""
         is_cut = False
         try:
             opened = self._opened(path)
@@ -179,10 +179,10 @@ class Storage:
                 is_cut = not part.endswith(b"\n")
 
     def _opened(self, path: str) -> BinaryIO:
-        check_regular(self._root / path, os.stat(self._root / path))  # to open a pipe would wait for ever
+        check_regular(self._root / path, os.stat(self._root / path))  # opening a pipe would block forever
         return open(self._root / path, "rb")
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that is readable by its owner only: it has users' texts."""
+    """Open a file that only its owner can read, since it has users' texts."""
     return os.open(path, flags, 0o600)

@@ -1,1 +1,1 @@
-"""Comparisons of ways of serving on live traffic: which is better here, by how much, and from what load on."""
+"""Comparisons on live traffic: which way of serving is better here, by how much, and from what load on."""

@@ -16,7 +16,7 @@ from gateway.rooms.compare.comparing import Block, seconds_of
 
 _POLL_S: Final = 2.0
 _QUIET: Final = 4.0
-"""Blocks of time without any that counted after which it is said that nothing comes."""
+"""Blocks of time without a counted one after which it reports a lack of requests."""
 _STARTED: Final = frozenset({"ready", "backoff"})
 
 
@@ -32,9 +32,9 @@ def canary(
 ) -> None:
     """Try a way of speculating on one replica; keep it if it is better.
 
-    It drains the replica, and starts its engine anew, or says how to if the gateway has not started it. Then it is
-    compared with the replicas that serve as it did; it gets no more than its share until that is decided. If it is not
-    better, its engine is started as before, or it is drained again. Ctrl-C leaves the comparison running.
+    It drains the replica and restarts its engine, or says how to if the gateway did not start it. Then it compares the
+    replica with those that serve as it did; it gets no more than its share until that is decided. If it is not better,
+    its engine is restarted as before, or it is drained again. Ctrl-C leaves the comparison running.
 
     \b
     gateway canary --replica head --with '{"method": "suffix", "num_speculative_tokens": 24}'
@@ -100,7 +100,7 @@ Way = tuple[str, int]
 
 
 def _wanted(config: str) -> tuple[Way, dict[str, Any]]:
-    """Return the way that a config in JSON asks for, and the config."""
+    """Parse a config in JSON; return its `Way`, and the config."""
     try:
         document = json.loads(config)
     except ValueError as error:
@@ -139,12 +139,12 @@ def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str
 
 
 def _rest(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a speculative config says beside its `Way`, such as the head."""
+    """Return the rest of a speculative config besides its `Way`, such as the head."""
     return {name: value for name, value in config.items() if name not in {"method", "num_speculative_tokens"}}
 
 
 def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, Any]]) -> list[str]:
-    """Return the replicas with which it can be compared; `wanted` has the `_rest` of its config too."""
+    """Return the replicas to compare it with; `wanted` includes the `_rest` of its config."""
     ways = {name: (_way(each), _rest(each["speculative_config"])) for name, each in members.items()}
     own = ways.pop(replica)
     alike = [other for other, way in ways.items() if way == own and members[other]["state"] == "up"]
@@ -177,7 +177,7 @@ def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | N
 
 
 def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]:
-    """Wait until something holds for a replica, which may be away meanwhile; return what is known of it."""
+    """Wait until a condition holds for a replica, which may be away meanwhile; return its description."""
     while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
         time.sleep(_POLL_S)
     return dict(each)
@@ -196,7 +196,7 @@ def _back(admin: Admin, model: str, replica: str, before: dict[str, Any], wanted
 
 
 def _drained(admin: Admin, model: str, replica: str) -> None:
-    """Wait until nothing is in flight at a replica; say so where that is not of the process that answers."""
+    """Wait until nothing is in flight at a replica; say so if requests of other processes are."""
     found = _until(admin, model, replica, lambda each: not each["in_flight"])
     if found["others"]:
         others = "another worker or gateway, or clients that know its address"
@@ -207,7 +207,7 @@ def _drained(admin: Admin, model: str, replica: str) -> None:
 def _ended(admin: Admin, model: str, begun: dict[str, Any]) -> tuple[str, str] | None:
     """Wait for the end of a comparison and print its result; return the better arm and the other one, if known.
 
-    The worker that answers may not know of it yet.
+    The answering worker may not know of it yet.
     """
     from gateway.rooms.compare.report import better_of
 

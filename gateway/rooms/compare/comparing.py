@@ -44,9 +44,8 @@ def start(
 ) -> None:
     """Begin to compare two sets of replicas, depths of drafting, or policies.
 
-    Each request is given to one of them at random, in proportion to their replicas; a conversation stays for some
-    blocks of time. It ends by itself once one is better, once they differ by less than --until, or if requests of
-    one fail.
+    Each request goes to one of them at random, in proportion to their replicas; a conversation stays for some blocks of
+    time. It ends by itself once one is better, once they differ by less than --until, or if requests of one fail.
 
     \b
     gateway compare start --a baseline --b eagle3
@@ -72,7 +71,7 @@ def start(
 
 @app.command()
 def status(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """Show what is compared, and what is known by now.
+    """Show what is compared, and what is known so far.
 
     \b
     gateway compare status
@@ -141,7 +140,7 @@ def _text(name: str, document: dict[str, Any]) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a time as it is typed."""
+    """Return the seconds in a duration as typed, such as `90m`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d)", text.strip())
     if found is None:
         raise UsageError(f"{text!r} is no time; expected 90s, 30m, 2h or 1d")

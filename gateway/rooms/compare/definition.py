@@ -1,4 +1,4 @@
-"""What an operator asks to compare, as it is stored and shared by all gateways of a pool."""
+"""The comparison that an operator requests, as stored and shared by all gateways of a pool."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from policies.statistics import MAX_KEYS
 
 _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
-_WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
-MANY = 12  # blocks: of fewer, requests may have begun to take long in the first, and not yet ended
-_LEAST_BLOCKS = 8  # of which the first counts in part, some are as usual, and the last still has requests in flight
-_TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
+_WEEK_S, _BESIDE = 7 * 86_400.0, 2  # besides the arms: replicas outside, and blocks as usual
+MANY = 12  # blocks; with fewer, long requests of the first may not have ended
+_LEAST_BLOCKS = 8  # the first counts in part, some are as usual, and the last still has requests in flight
+_TIMES = 10.0  # times the mean time of a request; `policies.experiment.blocks` needs eight
 
 
 class WrongArmsError(ValueError):
-    """Raised when the replicas that are to be compared are not there, or are not apart."""
+    """Raised if replicas to compare do not exist, or the arms overlap."""
 
 
 class Definition(ComparisonSettings):
-    """A comparison that was begun."""
+    """A comparison that has begun."""
 
     id: str = Field(default_factory=lambda: uuid4().hex[:12])
     block_s: float
-    shorter_s: list[float] = Field(default_factory=list)  # what its blocks were before, which still count
-    is_fitted: bool = False  # whether the blocks were made to fit the requests, and may be made anew
+    shorter_s: list[float] = Field(default_factory=list)  # earlier lengths of its blocks, which still count
+    is_fitted: bool = False  # whether blocks are fitted to the requests, and may be refitted
     began_s: float
     ended_s: float | None = None
     stage: Stage = Stage.RUNNING
-    replicas: dict[str, list[str]]  # of each arm, as they were at its start
-    groups: list[list[str]] = Field(default_factory=list)  # of what takes turns: replicas with the same arm at a time
-    served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as at its start
-    versions: list[str] = Field(default_factory=list)  # of vLLM, as replicas that serve as its arms told at its start
-    drafter: dict[str, Any] | None = None  # of depths: the model that drafts, and the calibration that knows its passes
-    result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
+    replicas: dict[str, list[str]]  # of each arm, as of its start
+    groups: list[list[str]] = Field(default_factory=list)  # of replicas that change arms together
+    served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as of its start
+    versions: list[str] = Field(default_factory=list)  # of vLLM, reported at its start by replicas of its arms
+    drafter: dict[str, Any] | None = None  # for depths: the draft model, and the calibration of its passes
+    result: dict[str, Any] = Field(default_factory=dict)  # the result at its end
 
     @model_validator(mode="after")
     def _has_arms(self) -> Self:
@@ -66,46 +66,46 @@ class Definition(ComparisonSettings):
         return bool(self.depths or self.policies)
 
     def compared(self) -> frozenset[tuple[str, ...]]:
-        """Return what tells its arms from those of another comparison."""
+        """Return what distinguishes its arms from those of other comparisons."""
         arms = zip(self.replicas, self.served.values(), strict=False)
         return frozenset((arm, *served) if self.takes_turns else tuple(served) for arm, served in arms)
 
     def is_of(self, backend: Backend, arm: str) -> bool:
-        """Return whether a replica serves as those of an arm did."""
+        """Return whether a replica serves like those of an arm did."""
         return arm_of(backend) in self.served.get(arm, ())
 
     def still_holds(self, backends: Sequence[Backend], policy: str, better: str) -> bool:
-        """Return whether the pool has what was compared: replicas that serve as each arm did, a worse policy."""
+        """Return whether its result applies to the pool: it has replicas of each arm, or a worse policy chooses."""
         if self.has_other_engines(backends):
             return False
         if self.policies:
             return policy in self.policies and policy != better
-        if len(self.compared()) == 1:  # such as two heads: what tells them apart is in the pool file
+        if len(self.compared()) == 1:  # such as two heads: only the pool file tells them apart
             best = [each.speculative_config for each in backends if each.name in self.replicas[better]]
             names = [*chain(*self.replicas.values())]
             return any(each.speculative_config not in best for each in backends if each.name in names)
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
     def has_other_engines(self, backends: Sequence[Backend]) -> bool:
-        """Return whether a replica that serves as an arm did has a version of vLLM that none of them had."""
+        """Return whether a replica that serves like an arm has a version of vLLM that none of them had."""
         now = {each.engine.said.version for each in backends if any(self.is_of(each, arm) for arm in self.replicas)}
         return bool(self.versions) and not now <= {"", *self.versions}
 
     def _served_as(self, backend: Backend) -> list[str]:
-        """Return as what the replicas of its arms served at the start; empty for a replica in none."""
+        """Return the method and k of a replica's arm at the start; empty for a replica in no arm."""
         arms = [arm for arm, names in self.replicas.items() if backend.name in names]
         return [each for arm in arms for each in self.served.get(arm, ())]
 
     def unchanged(self, backends: Sequence[Backend]) -> list[Backend]:
-        """Return the replicas without those of an arm that serve otherwise than at its start.
+        """Return the replicas without those of an arm that serve differently than at its start.
 
-        Of one that contradicts the pool file nobody has said that it is to serve otherwise.
+        One that contradicts the pool file stays: nobody has changed its settings.
         """
         before = [(each, self._served_as(each)) for each in backends]
         return [each for each, served in before if not served or each.contradiction or arm_of(each) in served]
 
     def changed(self, backends: Sequence[Backend], policy: str) -> str:
-        """Return what serves otherwise than at its start, or is gone; empty if nothing is."""
+        """Return what serves differently than at its start, or is gone; empty if nothing."""
         if self.policies:
             is_lost = any(name != policy and other_policy(name) is None for name in self.policies)
             is_another = is_lost or policy not in self.policies
@@ -118,21 +118,21 @@ class Definition(ComparisonSettings):
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
                 return f"{each.name} serves as {now} now"
-        if self.has_other_engines([each for each in backends if self._served_as(each)]):  # what is beside is no matter
+        if self.has_other_engines([each for each in backends if self._served_as(each)]):  # others do not matter
             return f"replicas have another vLLM now than {' and '.join(self.versions)}"
         return ""
 
     def away(self, backends: Sequence[Backend]) -> str:
-        """Return which arms have no replica that serves, as sentences after a space; empty if each has one."""
+        """Return a sentence, after a space, for each arm without a replica that is up; empty if there is none."""
         up = {each.name for each in backends if each.health.state in SERVING}
         return "".join(f" No replica of {arm} is up." for arm, names in self.replicas.items() if up.isdisjoint(names))
 
     def document(self) -> dict[str, Any]:
-        """Return what was known at its end."""
+        """Return the comparison with its result, for `/admin/compare`."""
         return self.model_dump(mode="json", exclude={"replicas", "result", "served", "shorter_s"}) | self.result
 
     def plan(self) -> Plan:
-        """Return the plan of it."""
+        """Return its plan of blocks."""
         groups = () if self.policies else tuple(map(frozenset, self.groups or self.replicas.values()))
         explore, usual = 0.0 if self.policies else self.explore, self.usual and not self.policies
         plan: Plan | None = None
@@ -143,7 +143,7 @@ class Definition(ComparisonSettings):
         return plan
 
     def with_longer_blocks(self, block_s: float, blocks: int) -> Definition:
-        """Return it with longer blocks. So many of before count on, unless they come from its very beginning."""
+        """Return it with longer blocks. The `blocks` so far still count if they are many."""
         shorter_s = [*self.shorter_s, self.block_s] if blocks >= MANY else []
         return self.model_copy(update={"block_s": block_s, "shorter_s": shorter_s})
 
@@ -156,23 +156,23 @@ def begun(
     mean_s: float | None = None,
     calibration: str = "",
 ) -> Definition:
-    """Return a comparison of the arms that are asked for.
+    """Return a comparison of the requested arms.
 
     Parameters
     ----------
     backends
-        The replicas that there are.
+        The current replicas.
     policy
         Name of the policy that chooses among them.
     mean_s
         Mean seconds of a request so far; None if there was none.
     calibration
-        Name of the calibration by which passes of their drafter are known; empty if nobody has named one.
+        Name of the calibration that has the passes of their drafter; empty if none is configured.
 
     Raises
     ------
     WrongArmsError
-        If an arm has no replica, none that is there, or one that the other has too; if depths or policies cannot take
+        If an arm has no replica, an unknown one, or one that the other has too; if depths or policies cannot take
         turns; if there is no time for a result.
     """
     named = [bool(question.a or question.b), bool(question.depths), bool(question.policies)]
@@ -205,26 +205,26 @@ def begun(
 
 
 def block_for(mean_s: float | None) -> float:
-    """Return the seconds of a block for requests of a mean time; a short one while none is known."""
+    """Return the seconds of a block for requests of a mean time; a short one while that is unknown."""
     return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * (mean_s or 0.0))))
 
 
 def longer_block_s(experiment: Experiment, evidence: Evidence) -> float | None:
-    """Return the seconds of a block that is long enough for requests as they come; None if it is, or is the longest."""
+    """Return the seconds of a longer block that fits the requests; None if the current one fits, or is the longest."""
     needed_s = experiment.needed_block_s() or evidence.needed_block_s()
     block_s = block_for(max(experiment.mean_s, (needed_s or 0.0) / _TIMES))
     return block_s if needed_s is not None and block_s > experiment.plan.block_s else None
 
 
 def _shortest_s(question: ComparisonSettings, arms: int) -> float:
-    """Return the seconds of a block so that all of a comparison are kept; without an end, those of a week."""
+    """Return the shortest block with which all blocks of a comparison, or of a week without an end, are kept."""
     return min(_LONGEST_S, math.ceil((question.for_s or _WEEK_S) * (arms + _BESIDE) / MAX_KEYS))
 
 
 def next_question(
     settings: ComparisonSettings, backends: Sequence[Backend], past: Sequence[Definition]
 ) -> ComparisonSettings:
-    """Return the comparison of those two methods that were not compared for the longest time.
+    """Return a comparison of the two methods that were compared longest ago.
 
     Raises
     ------
@@ -245,13 +245,13 @@ def method_of(arm: str) -> str:
 
 
 def _arm_at_start(backend: Backend) -> str:
-    """Return the arm of a replica; by the pool file if it is drained: what it showed may be of the engine before."""
+    """Return the arm of a replica; by the pool file if it is not serving: its figures may be of an earlier engine."""
     said = backend.said
     return arm_of(backend) if backend.health.state in SERVING else arm_named(said.method, said.schedule.k)
 
 
 def _may_be(one: str, other: str) -> bool:
-    """Return whether two arms of `policies.arm` may be the same; the k of an engine is not known at first."""
+    """Return whether two arms of `policies.arm` may be the same; the k of an engine is unknown at first."""
     (method, _, k), (others, _, too) = one.partition(":"), other.partition(":")
     return method == others and (k == too or "0" in {k, too})
 
@@ -286,7 +286,7 @@ def _drafter(question: ComparisonSettings, backends: Sequence[Backend], calibrat
 
 
 def _turns_of(asked: Sequence[str], present: str) -> list[str]:
-    """Return the policies that take turns: the present one, and some that need neither settings nor a past."""
+    """Return the policies that take turns: the current one, and others that need neither settings nor a past."""
     names, known = [*dict.fromkeys(asked)], policies()
     if present not in names or len(names) < 2:
         raise WrongArmsError(f"name the present policy and another one, such as {present},least_loaded")
@@ -299,7 +299,7 @@ def _turns_of(asked: Sequence[str], present: str) -> list[str]:
 
 
 def other_policy(name: str) -> Policy | None:
-    """Return a policy that takes turns with the present one; None if it needs settings or learns from requests."""
+    """Return a policy to take turns with the current one; None if it needs settings or learns from requests."""
     kind = policies()[name]
     try:
         return None if issubclass(kind, Learner) else kind(kind.Settings())
@@ -308,7 +308,7 @@ def other_policy(name: str) -> Policy | None:
 
 
 def _groups(question: ComparisonSettings, arms: Mapping[str, list[str]]) -> list[list[str]]:
-    """Return the replicas that have the same arm at a time: as many groups as can have another depth each."""
+    """Return the groups of replicas that have the same depth at a time: as many as there can be different depths."""
     if not question.depths:
         return []
     names = next(iter(arms.values()))

@@ -1,4 +1,4 @@
-"""What a comparison has found, as a page that an engineer sends on; of depths, the best one by load."""
+"""The result of a comparison, as a page to send on; for depths, the best one by load."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _FIGURES: Final = {
 
 
 def lines_of(document: Mapping[str, Any], better: str) -> str:
-    """Return the lines to paste: as measured and, for a model that drafts, as it would be once configured.
+    """Return the lines to paste: as measured and, for a draft model, as it would be once configured.
 
-    Where another depth than the better one was harmed, that one may have been faster, so no load is told apart.
+    If another depth than the better one was harmed, it may have been faster, so loads are not distinguished.
     """
     if document.get("harmed"):
         return _option([[1, 1, document["depths"][[*document["arms"]].index(better)]]])
@@ -54,7 +54,7 @@ def lines_of(document: Mapping[str, Any], better: str) -> str:
 
 
 def configured(drafter: Mapping[str, Any], depth: int, in_flight: float) -> float:
-    """Return the seconds of a step whose engine was started with a depth, over those of one that is asked for it.
+    """Return the ratio of step times of an engine started with a depth to one that is asked for it per request.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def configured(drafter: Mapping[str, Any], depth: int, in_flight: float) -> floa
 
 
 def _best(document: Mapping[str, Any], drafter: Mapping[str, Any] | None = None) -> Ranges:
-    """Return the best depth by load; another one than the best in the mean only where that is better for sure."""
+    """Return the best depth by load; one other than the best on average only where it is certainly better."""
     depths = dict(zip(document["arms"], document["depths"], strict=True))
     findings = document["findings"]
     best = depths[findings[0]["better"]]
@@ -94,9 +94,9 @@ def _option(ranges: Ranges) -> str:
 
 
 def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
-    """Return the lines with which the replicas of the other arm would serve as those of the better one; empty if none.
+    """Return the lines that make replicas of the other arm serve like the better one; empty if none.
 
-    They are flags of `vllm serve`, as the replicas of the better arm have been seen to speculate.
+    They are flags of `vllm serve`, by how replicas of the better arm were seen to speculate.
     """
     ends = better_of(document)
     if ends is None:
@@ -117,7 +117,7 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
 
 
 def better_of(document: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the better arm and the other one; None if that is not known. Of two arms, harm to one is enough."""
+    """Return the better arm and the other one; None if unknown. With two arms, harm to one is enough."""
     if document["stage"] == "decided" and document["findings"]:
         finding = document["findings"][0]
         return finding["better"], finding["other"]
@@ -128,7 +128,7 @@ def better_of(document: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def page(model: str, document: Mapping[str, Any]) -> str:
-    """Return the report as HTML, without anything that is loaded from elsewhere."""
+    """Return the report as self-contained HTML."""
     arms = document["arms"]
     head = "".join(f"<th>{escape(arm)}" for arm in arms)
     rows = "".join(
@@ -157,14 +157,14 @@ def _page() -> Template:
 
 
 def rows_of(document: Mapping[str, Any]) -> list[list[str]]:
-    """Return the names of the figures that there are, with those of each arm."""
+    """Return the names of the known figures, with each arm's values."""
     arms = document["arms"].values()
     known = {figure: [each.get(figure) for each in arms] for figure in _FIGURES}
     return [[_FIGURES[figure], *map(_shown, each)] for figure, each in known.items() if each != [None] * len(each)]
 
 
 def cost_of(document: Mapping[str, Any]) -> str:
-    """Return what comparing has cost users."""
+    """Return a sentence on what the comparison cost users."""
     cost = document["cost"]
     if cost is None and (document["policies"] or not document["usual"]):
         return "What comparing costs is not measured: no block of time is as usual."

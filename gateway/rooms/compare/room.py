@@ -1,4 +1,4 @@
-"""Comparisons as a room of the gateway: one of two sets of replicas at a time for each model."""
+"""The room for comparisons: at most one at a time for each model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _JUDGE_S: Final = 10.0
 _VOID_S: Final = 300.0
-"""In which all gateways read a pool file that has changed; one that has not yet done so ends nothing."""
+"""Seconds in which all gateways read a changed pool file; before that, a change ends no comparison."""
 _DOCUMENT: Final = "compare"
 _CONFLICT: Final = 409
 
@@ -55,7 +55,7 @@ class Comparing(ComparisonSettings):
 
 
 class CompareRoom(Room):
-    """Begins and ends comparisons, which all gateways of the pool take part in."""
+    """Begins and ends comparisons, in which all gateways of the pool take part."""
 
     order = 14
     work = ("comparisons",)
@@ -69,20 +69,20 @@ class CompareRoom(Room):
         self._statistics: dict[str, Statistics] = {}
         self._versions: dict[str, int] = {}
         self._past = _Past(gateway)
-        self._waits: dict[str, str] = {}  # why nothing is compared by itself, by model
+        self._waits: dict[str, str] = {}  # why no comparison begins by itself, by model
         self._started_s = math.inf
         self._next_s = math.inf  # until it is started
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
-        """Return what comparisons that begin by themselves lack."""
+        """Return what the settings lack for comparisons that begin by themselves."""
         asked = [name for name, model in settings.models.items() if CompareSettings.of(model) is not None]
         if asked and settings.state is None:
             return f"models.{asked[0]}.compare needs a state, which keeps what was found: leave out `state: none`"
         return ""
 
     def follow(self) -> Mapping[str, Follower]:
-        """Follow the requests of models of which something is compared."""
+        """Follow the requests of models with a comparison."""
         for name in self.gateway.models:
             if name not in self._statistics:
                 self._statistics[name] = Statistics([BLOCKS], time.time)
@@ -98,7 +98,7 @@ class CompareRoom(Room):
         return {name: each for name, each in self.comparisons.items() if each.is_running and name in models}
 
     def _apply(self, model: str, document: Document) -> None:
-        """Take part in what the document of a model says."""
+        """Take part in the comparison that a model's document defines."""
         try:
             definition = Definition.model_validate_json(document.text)
         except ValidationError:
@@ -127,7 +127,7 @@ class CompareRoom(Room):
         join(self.gateway)
 
     def tick(self) -> None:
-        """End what is decided, and update the series."""
+        """End comparisons that are decided, and update the series."""
         now_s = time.monotonic()
         if now_s >= self._next_s and (self.running is None or self.running.done()):
             self._next_s = now_s + _JUDGE_S
@@ -164,7 +164,7 @@ class CompareRoom(Room):
             return
         verdict = await asyncio.to_thread(running.judge, time.time())
         ratios = {(each.better, each.other): each.at_mean.ratio for each in verdict.findings}
-        # What is no longer so becomes no number, since no worker can remove a series.
+        # Outdated values become NaN, since no worker can remove a series.
         for arms in self._shown.get(model, {}) | ratios:
             self._ratio.labels(model, *arms).set(ratios.get(arms, math.nan))
         self._shown[model] = ratios
@@ -173,12 +173,12 @@ class CompareRoom(Room):
             await self._end(model, verdict.stage)
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
-        """Begin a comparison that the settings want by now."""
+        """Begin a comparison that is due by the settings."""
         running = self.comparisons.get(model)
         if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
             self._waits[model] = ""
             return
-        if _mean_s(self.gateway.models[model]) is None:  # requests show how long blocks must be
+        if _mean_s(self.gateway.models[model]) is None:  # without requests, the length of blocks is unknown
             self._waits[model] = "no request has been answered"
             return
         waits = ""
@@ -205,14 +205,14 @@ class CompareRoom(Room):
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
         if running is not self.comparisons[model] or not running.is_running:
-            return  # it was ended meanwhile
+            return  # it has ended meanwhile
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
         result["sentence"] = f"{why} {result['sentence']}".lstrip()
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         await self._put_first(model, ended)
 
     async def _put_first(self, model: str, definition: Definition) -> None:
-        """Store what all gateways come to; nothing if another one was first."""
+        """Store a definition that any gateway may write, unless another one was first."""
         try:
             await self._put(model, definition)
         except GatewayError as error:
@@ -226,7 +226,7 @@ class CompareRoom(Room):
             self._apply(model, document)
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
-        """Return the pairs of methods that are being compared, or of which it is known which is better."""
+        """Return the pairs of methods whose comparison is running or has an answer."""
         known = {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}
         backends = self.gateway.pool.of(model)
         past = [each for each in self._past.of(model) if each.stage in known and not each.takes_turns]
@@ -234,7 +234,7 @@ class CompareRoom(Room):
         return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
     def comparing(self, model: str) -> str:
-        """Return what is being compared, and what that has shown so far; empty if nothing is."""
+        """Return a sentence on the running comparison and its result so far; empty without one."""
         running = self.comparisons.get(model)
         if running is None or not running.is_running:
             return ""
@@ -242,14 +242,14 @@ class CompareRoom(Room):
         return f"{arms} are being compared: {shown} `gateway compare status` has all figures."
 
     def findings(self, model: str) -> Sequence[Finding]:
-        """Return what past comparisons advise to change in the pool as it is."""
+        """Return the changes to the current pool that past comparisons advise."""
         if model not in self.comparisons or find_spec("gateway.rooms.advice") is None:
             return ()
         from gateway.rooms.advice.finding import Finding, Gain
 
         found: list[Finding] = []
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
-        for past in self._past.of(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
+        for past in self._past.of(model, {Stage.RUNNING, Stage.STOPPED}):  # earlier results still hold
             document = past.document()
             ends, change = better_of(document), change_of(document, past.unchanged(backends))
             if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
@@ -268,7 +268,7 @@ class CompareRoom(Room):
 
         @app.get("/admin/compare", tags=["admin"])
         async def compare(model: str | None = None) -> dict[str, Any]:
-            """Return what is compared, or was last, and what that has shown."""
+            """Return the running or last comparison of each model, with its result."""
             names = [*self.comparisons] if model is None else [_named(self.gateway.models, model)]
             waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
             found = {name: await self._document(name) for name in names if name in self.comparisons}
@@ -276,7 +276,7 @@ class CompareRoom(Room):
 
         @app.post("/admin/compare/start", tags=["admin"])
         async def start(asked: Comparing) -> dict[str, Any]:
-            """Begin to compare two sets of replicas of a model."""
+            """Begin a comparison of a model."""
             model = _named(self.gateway.models, asked.model)
             running = self.comparisons.get(model)
             if running is not None and running.is_running:
@@ -291,7 +291,7 @@ class CompareRoom(Room):
 
         @app.post("/admin/compare/stop", tags=["admin"])
         async def stop(asked: ModelReference) -> dict[str, Any]:
-            """End the comparison of a model; what it has shown stays."""
+            """End the comparison of a model; its result stays."""
             model = _named(self.gateway.models, asked.model)
             running = self.comparisons.get(model)
             if running is None or not running.is_running:
@@ -301,7 +301,7 @@ class CompareRoom(Room):
 
         @app.get("/admin/compare/report", tags=["admin"], response_class=Response)
         async def report(model: str | None = None) -> Response:
-            """Return a page that says what was found."""
+            """Return a page with the result."""
             name = _named(self.gateway.models, model)
             if name not in self.comparisons:
                 raise GatewayError(404, f"Nothing of {name} was compared yet.", code="not_found")
@@ -320,17 +320,17 @@ class CompareRoom(Room):
 
 
 class _Past:
-    """The comparisons of each model, as the versions of its document tell them."""
+    """The past comparisons of each model, from the versions of its document."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._known: dict[str, dict[int, Definition]] = {}  # by model and version
 
     def of(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:
-        """Return the last comparison of each set of arms, the latest one first, without those at some stages."""
+        """Return the last comparison of each set of arms, latest first, except those at the stages `without`."""
         before, known = self._known.get(model, {}), dict[int, Definition]()
         for document in reversed(self._gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
-            with contextlib.suppress(ValidationError):  # logged when it came
+            with contextlib.suppress(ValidationError):  # logged on arrival
                 definition = before.get(document.version) or Definition.model_validate_json(document.text)
                 known[document.version] = definition
         self._known[model] = known

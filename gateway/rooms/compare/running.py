@@ -1,4 +1,4 @@
-"""One comparison of a model as this process takes part in it."""
+"""The part of this process in one comparison of a model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from policies.policy import Choose, Policy
 from policies.statistics import Statistics
 
 _UNFREE = frozenset({"override", "affinity"})
-"""Decisions by which a request went where it had to."""
+"""Policies of decisions that had no choice."""
 
 
 class Running(Observer):
-    """A comparison: it narrows the candidates of requests, and sees what becomes of these."""
+    """A comparison: it narrows the candidates of requests, and observes their outcomes."""
 
     needs_answer = False
 
@@ -40,7 +40,7 @@ class Running(Observer):
         self._statistics = statistics
         self._experiment = Experiment(self.plan, statistics)
         self._others = {name: other_policy(name) for name in definition.policies}
-        self.sound_s = time.monotonic()  # when what is compared was last as at its start
+        self.sound_s = time.monotonic()  # when the arms last served as at the start
         self._seen = -1
         self._verdict: Verdict | None = None
         self._evidence = Evidence(self.plan, statistics)
@@ -51,7 +51,7 @@ class Running(Observer):
         return self.definition.ended_s is None
 
     def choose(self, policy: Policy, features: RequestFeatures, candidates: Sequence[Backend]) -> Decision:
-        """Assign a request to an arm; within it the model's policy chooses, or the policy whose turn it is."""
+        """Assign a request to an arm; within it, the model's policy chooses, or the policy whose turn it is."""
         given = self._experiment.give(features, candidates)
         chooses = self._choosing(policy)
         decision = chooses(features if policy.reads_requests else ANY_REQUEST, [*given.candidates])
@@ -68,22 +68,22 @@ class Running(Observer):
         other = None if arm is None or arm == policy.name else self._others[arm]
         if other is None:
             return policy.choose
-        if isinstance(policy, Learned):  # it goes on learning from what others decide
+        if isinstance(policy, Learned):  # it continues to learn while others decide
             return lambda request, candidates: policy.follow(other.choose(request, candidates), request, candidates)
         return other.choose
 
     def depth(self, backend: str) -> int | None:
-        """Return how deep a replica is to draft now; None if that is not compared."""
+        """Return the current draft depth of a replica; None if depths are not compared."""
         depths = self.definition.depths
         arm = self._experiment.arm_now(backend) if depths else None
         return None if arm is None else depths[[*self.definition.replicas].index(arm)]
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
-        """Return itself: it keeps nothing of single requests."""
+        """Return itself: it keeps no state per request."""
         return self
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Add a request."""
+        """Add a request to the evidence."""
         sent_s = ended.arrived_s + ended.waited_s
         if ended.retried_from or ended.rescued_from:
             self._experiment.failed(ended.retried_from or ended.rescued_from, ended.ended_s - sent_s)
@@ -95,20 +95,20 @@ class Running(Observer):
             self._experiment.observe(ended.outcome, is_late=_is_late(ended))
 
     def _has_arm(self, outcome: Outcome) -> bool:
-        """Return whether a request was served as its arm says; only some can say how deep they are drafted."""
+        """Return whether a request was served by its arm; only some endpoints can set the draft depth."""
         return not self.definition.depths or outcome.request.endpoint in DEEP
 
     def close(self, now_s: float) -> None:
-        """Add the blocks that are over to what is known, on the event loop: there, requests are added too."""
+        """Add finished blocks to the evidence; runs on the event loop, where requests are added too."""
         self._experiment.close(now_s)
 
     def fitted(self) -> Definition | None:
-        """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
+        """Return its definition with longer blocks; None if they fit, are the longest, or were requested."""
         block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
         return None if block_s is None else self.definition.with_longer_blocks(block_s, len(self._evidence.blocks))
 
     def go_on(self, definition: Definition) -> None:
-        """Go on as it is defined by now: it has ended, or has longer blocks."""
+        """Continue with a new definition: it has ended, or has longer blocks."""
         self.definition, plan = definition, definition.plan()
         if plan.id != self.plan.id:
             self.plan = plan
@@ -117,11 +117,11 @@ class Running(Observer):
             self._verdict = None
 
     def is_over(self, now_s: float) -> bool:
-        """Return whether it has lasted as long as it may."""
+        """Return whether its time is over."""
         return now_s >= self.definition.began_s + (self.definition.for_s or math.inf)
 
     def judge(self, now_s: float) -> Verdict:
-        """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""
+        """Return the verdict so far; runs in a thread, since it takes milliseconds if the evidence has changed."""
         is_over = self.is_over(now_s)
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
@@ -133,7 +133,7 @@ class Running(Observer):
         return self._verdict
 
     def document(self) -> dict[str, Any]:
-        """Return all that is known, for `/admin/compare`; of one that has ended, what was known then."""
+        """Return everything known, for `/admin/compare`; if it has ended, as of its end."""
         definition = self.definition
         fields = definition.document()
         if not self.is_running:
@@ -170,7 +170,7 @@ class Running(Observer):
 
 
 def _is_late(ended: EndedExchange) -> bool | None:
-    """Return whether a request missed its objective or its model's; None without one, or where that is not known."""
+    """Return whether a request missed its objective or its model's; None without one, or if unknown."""
     learned, features = learned_of(ended.routed.model.policy), ended.routed.features
     slo = NO_SLO if learned is None else learned.settings.slo.seconds
     if slo == NO_SLO == (features.slo_ttft_s, features.slo_tpot_s):
@@ -183,7 +183,7 @@ def _over(value: float, by: float) -> float | None:
 
 
 def _rounded(value: Any) -> Any:
-    """Return figures as somebody reads them."""
+    """Return figures rounded for readers."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -22,20 +22,20 @@ class ComparisonSettings(Settings):
     depths
         In place of a and b: numbers of drafted tokens, among which replicas with `draft_depth` change.
     policies
-        In place of a and b: policies that choose in turns, the present one among them.
+        In place of a and b: policies that choose in turns, including the current one.
     for_s
-        Seconds until it ends if nothing is certain; null: until it is stopped.
+        Seconds until it ends without a result; null: until it is stopped.
     until
-        Relative difference that is of no interest: it ends once the arms differ by less.
+        Relative difference that does not matter: it ends once the arms differ by less.
     block_s
         Seconds of a block of time, at least eight times the mean time of a request. Null: ten times that, and 10 s at
         least; longer ones if that is too short, has too few requests, or more than are kept: 85 s for a day.
     explore
         By how much more an arm gets in some blocks, which shows other loads.
     whole
-        Whether it takes all of `for_s`, though it is known which arm is better: so quiet and busy hours are seen.
+        Whether it takes all of `for_s`, even if the better arm is known, to see quiet and busy hours.
     usual
-        Whether in one block of six the pool serves as usual, which shows what comparing costs.
+        Whether the pool serves as usual in one block of six, which shows the cost of comparing.
     """
 
     a: str = ""
@@ -51,20 +51,20 @@ class ComparisonSettings(Settings):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is left open what is compared."""
+        """Whether it does not say what to compare."""
         return not (self.a or self.b or self.depths or self.policies)
 
 
 class CompareSettings(ComparisonSettings, Section):
     """Comparisons of ways of serving that begin by themselves: docs/compare.md.
 
-    Without `a`, `b`, `depths` and `policies`, two methods of the pool are compared at a time: those that were not for
-    the longest time.
+    Without `a`, `b`, `depths` and `policies`, two methods of the pool are compared at a time, those compared longest
+    ago.
 
     Parameters
     ----------
     every_s
-        Seconds from the beginning of one to that of the next.
+        Seconds from the start of one to that of the next.
     """
 
     key = "compare"

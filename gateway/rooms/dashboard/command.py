@@ -28,8 +28,8 @@ def status(
 ) -> None:
     """Show the pool at a glance: state, load, share, failures.
 
-    Shares, requests per second and tokens per step are of the last minute, failures of the last five. The data is that
-    of the dashboard.
+    Shares, requests per second and tokens per step are of the last minute, failures of the last five. The dashboard
+    shows the same data.
 
     \b
     gateway status --watch

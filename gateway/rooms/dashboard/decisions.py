@@ -1,4 +1,4 @@
-"""Decisions of a model that are sampled while a dashboard is open, with what came of them."""
+"""Decisions of a model sampled while a dashboard is open, with their outcomes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ SHOWN = 50
 _MOST_TEMPLATES = 256
 _FIRST_CHARACTERS = 48
 SAMPLE_S = 0.25
-"""Least seconds between two samples, so that their cost has a bound."""
+"""Least seconds between two samples, to bound their cost."""
 
 
 class SampledDecisions:
     """The sampled decisions of a model; follows its exchanges only while a dashboard is open."""
 
     def __init__(self, *, explains: bool) -> None:
-        self.explains = explains  # whether the policy includes scores in its decisions apart from those sampled here
+        self.explains = explains  # whether the policy includes scores in all decisions, not only in sampled ones
         self.templates: dict[str, str] | None = None  # first words of each; None if no text may be shown
         self._next_s = 0.0
         self._count = 0
         self._shown: deque[dict[str, Any]] = deque(maxlen=SHOWN)
 
     def document(self) -> list[dict[str, Any]]:
-        """Return the last decisions, the newest last."""
+        """Return the last decisions, newest last."""
         return list(self._shown)
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
-        """Return an observer of the exchange if another sample is due, and have its decision explained."""
+        """Return an observer of the exchange if a sample is due, and have its decision explained."""
         now_s = time.monotonic()
         if now_s < self._next_s or routed.features.endpoint is Endpoint.OTHER:
             return None
@@ -49,14 +49,14 @@ class SampledDecisions:
         return SampledExchange(routed, self)
 
     def add(self, decision: dict[str, Any]) -> None:
-        """Show a decision, with its number."""
+        """Add a decision, with its number."""
         self._count += 1
         decision["number"] = self._count
         self._shown.append(decision)
 
 
 class SampledExchange(Observer):
-    """An exchange that is sampled."""
+    """A sampled exchange."""
 
     needs_answer: ClassVar[bool] = False
 
@@ -66,7 +66,7 @@ class SampledExchange(Observer):
         self._last: dict[str, Any] | None = None
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Show a decision before the load of its backend changes, and how the one before it ended."""
+        """Add a decision before the load of its backend changes, and record how the previous attempt ended."""
         if self._last is not None:
             self._last["ended"] = {"outcome": "retried", "e2e_s": None}
         self._explain_no_more()
@@ -85,8 +85,8 @@ class SampledExchange(Observer):
         self._sampled.add(self._last)
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Show the outcome of the request."""
-        self._explain_no_more()  # also if it was never sent
+        """Record the outcome of the request."""
+        self._explain_no_more()  # even if it was never sent
         if self._last is not None:
             e2e_s = None if ended.outcome is None else _short(ended.outcome.e2e_s)
             self._last["ended"] = {"outcome": ended.label, "e2e_s": e2e_s}

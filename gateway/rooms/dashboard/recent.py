@@ -1,4 +1,4 @@
-"""What was counted of a backend of late, as differences between two times; and its past."""
+"""Recent figures of a backend, as differences between readings of counters; and its history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINT_S = 5.0
 STEP_WINDOW_S = 10.0
 RATE_WINDOW_S = 60.0
 WINDOW_S = 300.0
-"""Of the quantiles that are shown; those over time have `RATE_WINDOW_S`."""
+"""Window of the quantiles shown; those over time use `RATE_WINDOW_S`."""
 POINTS = 360
 """Points kept; with `POINT_S` half an hour."""
 SERIES = (
@@ -34,16 +34,16 @@ SERIES = (
 _FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 
 Document = dict[str, Any]
-"""A part of what the page is sent."""
+"""Part of the data for the page."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What was counted of a backend since the gateway started."""
+    """The counters of a backend since the gateway started."""
 
     at_s: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    failed: float = 0.0  # of those that ended, at the backend
+    failed: float = 0.0  # of those ended: failed at the backend
     output_tokens: float = 0.0
     # steps, steps_s: times between two chunks of streams, and their sum.
     steps: float = 0.0
@@ -70,7 +70,7 @@ class Totals:
 
 
 def totals_of(samples: Iterable[Sample]) -> dict[tuple[str, str], Totals]:
-    """Return what was counted of each backend, by model and name; takes milliseconds."""
+    """Return the counters of each backend, by model and name; takes milliseconds."""
     found: dict[tuple[str, str], Totals] = {}
     for sample in samples:
         if name := sample.labels.get("backend"):
@@ -80,7 +80,7 @@ def totals_of(samples: Iterable[Sample]) -> dict[tuple[str, str], Totals]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a backend of late; None for what is not known."""
+    """Recent measurements of a backend; None for unknown ones."""
 
     step_s: float | None = None  # mean time between two chunks of streams, over the last seconds
     requests_per_s: float = 0.0
@@ -103,7 +103,7 @@ class Recent:
     def add(self, now: Totals) -> None:
         """Add a reading, and set `measured`."""
         readings = self._readings
-        if readings and now.ended < readings[-1].ended:  # the counts of a backend that left and came back
+        if readings and now.ended < readings[-1].ended:  # the backend left and came back
             readings.clear()
         readings.append(now)
         first, minute, lately = (
@@ -126,7 +126,7 @@ class Recent:
         )
 
     def _within(self, now: Totals, window_s: float) -> Iterator[Totals]:
-        """Yield the readings of a window, the oldest first."""
+        """Yield the readings of a window, oldest first."""
         return (one for one in self._readings if now.at_s - one.at_s <= window_s + POINT_S / 2)
 
 
@@ -157,7 +157,7 @@ def quantiles(before: Mapping[float, float], now: Mapping[float, float]) -> Docu
 
 
 class KeptObjectives:
-    """How many requests with a latency objective were served in time in the last minutes, by model and class."""
+    """The requests with a latency objective that were served in time in the last minutes, by model and class."""
 
     def __init__(self) -> None:
         self._readings: deque[Counter[tuple[str, str, str]]] = deque([Counter()], maxlen=int(WINDOW_S / POINT_S) + 1)
@@ -171,7 +171,7 @@ class KeptObjectives:
         self._readings.append(reading)
 
     def of(self, model: str) -> list[Document]:
-        """Return each class of a model that had requests, with their number and those that were in time."""
+        """Return each class of a model that had requests, with their number and how many were in time."""
         found: dict[str, Document] = {}
         for (name, slo_class, outcome), count in (self._readings[-1] - self._readings[0]).items():
             if name == model:
@@ -182,12 +182,12 @@ class KeptObjectives:
 
 
 def loads_of(samples: Iterable[Sample]) -> dict[str, float]:
-    """Return the share of what its replicas carry within the targets that the traffic of a model is, where known."""
+    """Return each known model's traffic, as a share of what its replicas carry within the targets."""
     return {each.labels["model"]: each.value for each in samples if each.name == "gateway_pool_saturation"}
 
 
 class Past:
-    """The points of all backends, with a bound on its memory: 10 kB for each.
+    """The points of all backends, in bounded memory: 10 kB each.
 
     Examples
     --------
@@ -199,10 +199,10 @@ class Past:
 
     def __init__(self) -> None:
         self._at_s: list[float] = []
-        self._rings: dict[tuple[str, str], npt.NDArray[np.float32]] = {}  # one column a point, the newest last
+        self._rings: dict[tuple[str, str], npt.NDArray[np.float32]] = {}  # one column per point, newest last
 
     def add(self, at_s: float, points: Mapping[tuple[str, str], list[float | None]]) -> None:
-        """Add a point of each backend that there is; those that are gone are forgotten."""
+        """Add a point for each current backend; forget the others."""
         self._at_s = [*self._at_s, at_s][-POINTS:]
         self._rings = {key: self._rings.get(key, _EMPTY) for key in points}
         for key, point in points.items():
@@ -211,7 +211,7 @@ class Past:
             self._rings[key] = shifted
 
     def document(self) -> Document:
-        """Return all points; what is not known is not a number, in JSON null."""
+        """Return all points; unknown values are NaN, in JSON null."""
         count = len(self._at_s)
         backends = [
             {"model": model, "backend": backend, "values": np.ascontiguousarray(ring[:, POINTS - count :])}

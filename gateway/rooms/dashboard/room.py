@@ -1,4 +1,4 @@
-"""The dashboard of a gateway process: a page at `/dashboard`, and the live data that it asks for each second."""
+"""The dashboard of a gateway process: a page at `/dashboard`, and the live data that it fetches each second."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ _HEADERS = {
     "img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # asked for again each time, and answered 304
+    "cache-control": "no-cache",  # revalidated each time, and answered 304
 }
 
 
 _BELIEFS_PAUSE_S = 5.0
 _BELIEFS_CPU_SHARE = 0.001
-"""Largest share of a core; what takes longer is done less often."""
+"""Largest share of a core for beliefs; longer updates run less often."""
 FORMAT = 2
-"""Changes with the meaning of a field; new fields do not change it."""
+"""Version of the data; changes with the meaning of a field, not for new fields."""
 SNAPSHOT_S = 1.0
 WATCHED_S = 5.0
-"""Seconds after the last question for a snapshot until which decisions are sampled."""
+"""Seconds for which decisions are sampled after the last request for a snapshot."""
 
 
 class PageFiles(StaticFiles):
     """The files of the folder `static`."""
 
     def __init__(self) -> None:
-        mimetypes.init()  # reads files, as the first answer would
+        mimetypes.init()  # reads files now, not in the first answer
         super().__init__(directory=Path(__file__).parent / "static")
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """Return a file, or 304 if the client has it."""
+        """Return a file, or 304 if the client already has it."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_HEADERS)
         return response
@@ -88,12 +88,12 @@ class Beliefs:
     """The beliefs of a policy."""
 
     def __init__(self) -> None:
-        self.json: bytes | None = None  # the last ones, as JSON; None if the policy has none
+        self.json: bytes | None = None  # the latest, as JSON; None if the policy has none
         self._seen: object = None
         self._next_s = 0.0
 
     async def update(self, policy: Policy, backends: Sequence[Backend]) -> None:
-        """Write them anew if the policy has learned something, and the last time is long enough ago."""
+        """Rewrite them if the policy has learned something, and the last update is long enough ago."""
         learned = learned_of(policy)
         if learned is None:
             self.json, self._seen = None, None
@@ -116,7 +116,7 @@ class Beliefs:
 class Dashboard(Room):
     """The live data of a gateway process.
 
-    Every few seconds it reads counters, so that a page that is opened has a past. The rest is made at most once a
+    It reads counters every few seconds, so that a newly opened page has a history. It computes the rest at most once a
     second for all open pages together, and not at all without one.
     """
 
@@ -143,16 +143,16 @@ class Dashboard(Room):
 
     @staticmethod
     def shows_page(settings: PoolSettings) -> bool:
-        """Return whether the settings ask for it."""
+        """Return whether the settings enable it."""
         return _section(settings).enabled
 
     @staticmethod
     def public_paths(settings: PoolSettings) -> tuple[str, ...]:
-        """Return where its data is, if all may see that."""
+        """Return the path of its data, if that is public."""
         return ("/admin/dashboard/",) if _section(settings).public else ()
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add the pages, which hold no data, and what the dashboard asks for below `/admin/dashboard`."""
+        """Add the pages, which hold no data, and their data below `/admin/dashboard`."""
         files = PageFiles()
         app.mount(f"{self.page.path}/static", files)
 
@@ -163,7 +163,7 @@ class Dashboard(Room):
 
         @app.get("/", include_in_schema=False)
         async def home() -> Response:
-            """Lead a browser to the page, also behind a proxy that serves the gateway below a path."""
+            """Redirect a browser to the page, even behind a proxy that serves the gateway below a path."""
             return RedirectResponse("dashboard")
 
         @app.get(ADMIN_DOCS, include_in_schema=False)
@@ -174,23 +174,23 @@ class Dashboard(Room):
 
         @app.get("/admin/dashboard/history", tags=["dashboard"])
         async def history() -> Response:
-            """Return the last half hour of all backends, a point each few seconds."""
+            """Return the last half hour of all backends, a point every few seconds."""
             self._check()
             return _json(orjson.dumps({"format": FORMAT} | self._past.document(), option=orjson.OPT_SERIALIZE_NUMPY))
 
         @app.get("/admin/dashboard/snapshot", tags=["dashboard"])
         async def snapshot() -> Response:
-            """Return what is shown at present; for some seconds after, decisions are sampled."""
+            """Return a snapshot; for some seconds after, decisions are sampled."""
             self._check()
             return _json(self._present())
 
     def follow(self) -> Mapping[str, Follower]:
-        """Return what samples decisions, while a page is open."""
+        """Return what samples decisions while a page is open."""
         if not self._is_watched:
             return {}
         known = self._decisions
         explains = any(room.needs_scores for room in self.gateway.rooms)
-        # Who lets texts be recorded lets the page name a template by them, but not for those without a key.
+        # If texts may be recorded, the page may name templates by them, but not to viewers without a key.
         names = any(room.keeps_texts for room in self.gateway.rooms) and not _section(self.gateway.settings).public
         self._decisions = {name: known.get(name) or SampledDecisions(explains=explains) for name in self.gateway.models}
         for sampled in self._decisions.values():
@@ -198,7 +198,7 @@ class Dashboard(Room):
         return self._decisions
 
     def tick(self) -> None:
-        """Read counters every few seconds, and notice that nobody watches any more."""
+        """Read counters every few seconds, and detect that nobody watches any more."""
         now_s = time.monotonic()
         if self._is_watched and now_s - self._asked_s > WATCHED_S:
             self._watch(is_watched=False)
@@ -231,7 +231,7 @@ class Dashboard(Room):
         self._past.add(self._points_at_s, points)
 
     def _recent_of(self, backend: Backend) -> Recent:
-        """Return the readings of a backend; another one of the same name begins anew."""
+        """Return the readings of a backend; a new one of the same name starts over."""
         known = self._recent.get((backend.model, backend.name))
         return known[1] if known is not None and known[0] is backend else Recent()
 
@@ -258,8 +258,7 @@ class Dashboard(Room):
             "version": __version__,
             "started_s": self._started_s,
             "pid": os.getpid(),
-            # With several, decisions, gains, slowdowns and queues are those of the process that answers; what is
-            # counted is of all of them.
+            # With several, decisions, gains, slowdowns and queues are of the answering process; counters are of all.
             "workers": self.gateway.settings.server.workers,
             "window_s": WINDOW_S,  # of quantiles
             "rate_window_s": RATE_WINDOW_S,  # of rates, shares and acceptance

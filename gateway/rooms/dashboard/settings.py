@@ -13,8 +13,8 @@ class DashboardSettings(Section):
     enabled
         Whether there is a dashboard.
     public
-        Whether it shows its data without a key. It names models, backends, workloads and templates; what it changes
-        needs a key with the scope `write` in any case.
+        Whether it shows its data without a key. It names models, backends, workloads and templates; changes always
+        need a key with the scope `write`.
     """
 
     key = "dashboard"

@@ -1,8 +1,8 @@
-"""The parts of a snapshot: a backend, and a model with what its policy says of itself.
+"""The parts of a snapshot: a backend, and a model with what its policy reports about itself.
 
-Times are in seconds, rates per second, shares and ratios plain numbers (0.25, not 25). None stands for what is not
-known: nothing has been observed, or the engine does not report it. There is no key in any of it, no name of a key, no
-address, and no text of a request but the first words of templates, where the recorder may write whole texts.
+Times are in seconds, rates per second, shares and ratios plain numbers (0.25, not 25). None means unknown: nothing was
+observed, or the engine does not report it. A snapshot has no keys, names of keys or addresses, and no request text but
+the first words of templates, if the recorder may write whole texts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s: float) -> Document:
-    """Return a backend; `requests_per_s` are those of its model."""
+    """Return the view of a backend; `requests_per_s` is its model's rate."""
     backend, detector, learned = watch.backend, served.detector, learned_of(served.policy)
     load = backend.load
     replica = None if learned is None else learned.known.replicas.get(backend.name)
     requests = backend.in_flight + load.others
     silence = None if detector is None else detector.silent.get(backend.name)
-    is_there = backend.health.state is not State.DOWN  # else what its engine told is of one that is gone
+    is_there = backend.health.state is not State.DOWN  # else its engine's figures are of one that is gone
     return {
         "name": backend.name,
         "method": backend.said.method.value,
@@ -46,21 +46,21 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         "up": backend.health.state in SERVING,  # as `gateway_backend_up`
         "state": backend.health.state.value,
         "reason": backend.health.reason,
-        # Why the policy has taken it out, what is wrong with its drafter, and in which way it is not as the pool file
-        # says, by its engine's counters and by its answers; None where it is well.
+        # Why the policy ejected it, what is wrong with its drafter, and how it differs from the pool file, by its
+        # engine's counters and by its answers; None if all is well.
         "outlier": None if detector is None else detector.reasons.get(backend.name),
         "silence": None if silence is None else str(silence),
         "contradiction": backend.contradiction if is_there else None,
         "difference": None if backend.difference is None else str(backend.difference),
-        "trouble": "; ".join(map(str, served.troubles.at(backend))) or None,  # which requests go wrong there
+        "trouble": "; ".join(map(str, served.troubles.at(backend))) or None,  # which requests fail there
         "in_flight": requests,  # of all gateway processes and other clients
         "engine": {"waiting": load.waiting, "kv_usage": load.kv_usage} if load.at_s and is_there else None,
-        # By the counters of its engine, over the last minute.
+        # From its engine's counters, over the last minute.
         "acceptance": watch.backend.engine.acceptance.at(time.monotonic()),
         "step_s": measured.step_s,
-        # What the policy's fit expects at the present load, while no prompt is computed.
+        # Expected by the policy's fit at the current load, without prefill.
         "fitted_step_s": None if replica is None else present_step_s(replica, requests),
-        # How many times slower than its fit the policy takes it for, as its last requests were; 1 if they were not.
+        # Slowdown relative to its fit, as the policy infers from its last requests; 1 if there is none.
         "slowdown": None if learned is None else learned.detector.effect(backend.name, learned.clock())[0],
         "requests_per_s": measured.requests_per_s,
         "output_tokens_per_s": measured.output_tokens_per_s,
@@ -89,7 +89,7 @@ def point_of(watch: Watch, measured: Measured) -> list[float | None]:
 def model_view(
     gateway: Gateway, name: str, backends: list[Document], belief: bytes | None, decisions: SampledDecisions | None
 ) -> Document:
-    """Return a model; `belief` is a `policies.learned.belief.Belief` as JSON."""
+    """Return the view of a model; `belief` is a `policies.learned.belief.Belief` as JSON."""
     served, queue = gateway.models[name], gateway.relay.queues.get(name)
     policy, guardrail = served.policy, served.guardrail
     versions = gateway.policy_versions.get(name)
@@ -110,12 +110,12 @@ def model_view(
         if isinstance(policy, Learned) and described
         else None,
         "decisions": [] if decisions is None else decisions.document(),
-        "templates": {} if decisions is None else decisions.templates or {},  # first words, where texts may be shown
+        "templates": {} if decisions is None else decisions.templates or {},  # first words, if texts may be shown
     }
 
 
 def _gain(guardrail: Guardrail) -> Document:
-    """Return the comparison with `least_loaded`, by blocks of time under the one and the other."""
+    """Return the comparison with `least_loaded`, from blocks of time under each."""
     found = guardrail.comparison(CONFIDENCE)
     ratio, low, high = (None if math.isnan(number) else number for number in (found.ratio, found.low, found.high))
     return {
@@ -123,7 +123,7 @@ def _gain(guardrail: Guardrail) -> Document:
         "low": low,
         "high": high,
         "confidence": CONFIDENCE,
-        "share": guardrail.share(),  # of the time, in which `least_loaded` decides; 0: there is no comparison
+        "share": guardrail.share(),  # of the time in which `least_loaded` decides; 0: no comparison
         "control_blocks": found.control,
         "needed_block_s": guardrail.needed_block_s(),  # None if blocks are long enough
         "frozen": guardrail.frozen,

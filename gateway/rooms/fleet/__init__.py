@@ -1,1 +1,1 @@
-"""How many replicas of which method the traffic needs."""
+"""The number of replicas of each method that the traffic needs."""

@@ -1,4 +1,4 @@
-"""How many replicas of which method carry a traffic within its targets."""
+"""How many replicas of each method carry a traffic within its targets."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from policies.learned.replica import KnownReplica
 Floats = npt.NDArray[np.float64]
 
 _QUANTILE: Final = 2.1
-"""Standard deviations of what is left to chance."""
+"""Standard deviations to allow for chance."""
 _TAIL: Final = 3.0
-"""Times the mean wait that a first token may have to wait."""
+"""Longest wait of a first token, relative to the mean wait."""
 _MOST_REQUESTS: Final = 256.0
-"""Requests in the batch of a replica."""
+"""Most requests in the batch of a replica."""
 _IMPOSSIBLE: Final = 1e6
 _FEWEST: Final = 1e-6
-"""Requests per second of a traffic that has ended."""
+"""Requests per second below which traffic counts as this much."""
 _ROUNDS: Final = 64
 _LEAST_LEFT: Final = 1e-3
-"""Share of its time that a replica is taken to have left on the way to a spread that it carries."""
+"""Least share of free time that a replica is assumed to have while a feasible spread is searched."""
 _MOST_REPLICAS: Final = 1000
 _MUCH_SOONER: Final = 0.9
-"""Time to finish on as many others, relative to that on these, below which they are worth their start."""
+"""Time to finish on as many other replicas, relative to the chosen ones, below which they are worth starting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds that 99% of the requests are to keep; None for any."""
+    """Seconds that 99% of the requests should keep; None for no target."""
 
     ttft_s: float | None
     tpot_s: float | None
 
     def __str__(self) -> str:
-        """Return them in words."""
+        """Return the targets in words."""
         ttft = f"{self.ttft_s:g} s to the first token" if self.ttft_s is not None else ""
         tpot = f"{1e3 * self.tpot_s:g} ms for each further one" if self.tpot_s is not None else ""
         return " and ".join(filter(None, (ttft, tpot)))
@@ -51,7 +51,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """What the policy believes of the replicas of one method."""
+    """What the policy believes about the replicas of one method."""
 
     cost: StepCost
     spread: float  # standard deviation of log(tokens per step) between similar requests
@@ -61,24 +61,24 @@ class Carrier:
     def seconds(
         self, group: tuple[str, str, str], mean: Rates, targets: Targets, cached: float = 0.0
     ) -> tuple[float, float]:
-        """Return the share of a replica that one request per second takes, and the seconds that its answer takes.
+        """Return the share of a replica that one request per second uses, and the seconds of its answer.
 
         Parameters
         ----------
         group
-            The group of the request; one that is not known is like the others.
+            The group of the request; an unknown one is like the mean of the others.
         mean
             Tokens of a request, per request.
         cached
-            Share of the prompt tokens that prefix caches have.
+            Share of the prompt tokens in prefix caches.
         """
         base_s, (steps, request_s, prefill_s) = self.cost.base_s, self.takes(group, mean, cached)
-        output = max(1.0, mean.output_tokens)  # also of a traffic that has ended
+        output = max(1.0, mean.output_tokens)  # even if traffic has ended
         per_step, context = output / steps, mean.prompt_tokens + output / 2
         most = _MOST_REQUESTS if not self.kv_tokens else min(_MOST_REQUESTS, self.kv_tokens / context)
-        step_s = base_s + 2.0 * most * request_s  # half of it for prompts
+        step_s = base_s + 2.0 * most * request_s  # half of the time is for prompts
         if targets.tpot_s is not None:
-            fewest = max(1.0, per_step * math.exp(-_QUANTILE * self.spread))  # a step emits a token at least
+            fewest = max(1.0, per_step * math.exp(-_QUANTILE * self.spread))  # a step emits at least one token
             step_s = min(step_s, targets.tpot_s * fewest)
         rate = (step_s - base_s) / (step_s * (steps * request_s + prefill_s))
         rate = min(rate, most / (steps * step_s))
@@ -88,7 +88,7 @@ class Carrier:
         return (1.0 / rate if rate > 1.0 / _IMPOSSIBLE else _IMPOSSIBLE), steps * step_s
 
     def takes(self, group: tuple[str, str, str], mean: Rates, cached: float) -> tuple[float, float, float]:
-        """Return the steps of a request, the seconds that it adds to each of them, and those of its prompt."""
+        """Return the steps of a request, the seconds that it adds to each, and those of its prompt."""
         per_step = self.per_step.get(group) or 1.0 / float(np.mean([1.0 / each for each in self.per_step.values()]))
         output = max(1.0, mean.output_tokens)
         context_s = (mean.prompt_tokens + output / 2) * self.cost.per_context_token_s
@@ -97,7 +97,7 @@ class Carrier:
 
 
 def carrier(replica: KnownReplica, groups: Sequence[RequestGroup], batch: float, kv_tokens: int) -> Carrier:
-    """Return what the policy believes of a backend, which stands for all of its method."""
+    """Return what the policy believes about a backend, which stands for all of its method."""
     per_step = {
         (group.workload, group.template, group.temperature): belief.tokens_per_step
         for group in groups
@@ -109,19 +109,19 @@ def carrier(replica: KnownReplica, groups: Sequence[RequestGroup], batch: float,
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a traffic takes of each method."""
+    """The demand of a traffic on each method."""
 
     methods: tuple[str, ...]
-    costs: Floats  # share of a replica that the requests of each group take; of shape (groups, methods)
-    headroom: float  # by how much more may be in flight at a time, by chance
+    costs: Floats  # share of a replica that the requests of each group use; of shape (groups, methods)
+    headroom: float  # factor by which chance may raise the requests in flight
     rates: Floats  # requests per second of each group
     base_s: Floats  # seconds of an empty step of each method
-    takes: Floats  # what a request takes, see `Carrier.takes`; of shape (3, groups, methods)
+    takes: Floats  # demand of a request, see `Carrier.takes`; of shape (3, groups, methods)
 
     def saturation(self, counts: Mapping[str, int]) -> float:
-        """Return the load of the busiest replica where requests are spread as well as can be; above 1 is too much.
+        """Return the load of the busiest replica if requests are spread optimally; above 1 is too much.
 
-        It is what a linear programme has as its dual: prices of the methods, at which no request goes to a cheaper one.
+        It is the dual of a linear program: prices of the methods at which no request has a cheaper one.
         """
         usable = np.array([counts.get(each, 0) for each in self.methods], float)
         if not usable.any():
@@ -139,11 +139,11 @@ class Load:
         return best * self.headroom
 
     def finish_s(self, counts: Mapping[str, int]) -> float:
-        """Return the mean seconds to finish where requests are spread as well as can be; infinite if too many come.
+        """Return the mean seconds to finish if requests are spread optimally; infinite if there are too many.
 
-        The requests of a replica share its steps: what they add leaves a part of the time to the empty step. The spread
-        is that with the fewest requests in flight, found by Frank and Wolfe's algorithm: each goes where its own time
-        and the delay that it causes are least in sum.
+        The requests of a replica share its steps: what they add leaves part of the time to the empty step. The spread
+        has the fewest requests in flight, found by the Frank-Wolfe algorithm: each goes where the sum of its own time
+        and the delay that it causes is least.
         """
         usable = np.array([counts.get(each, 0) for each in self.methods], float)
         at = usable > 0
@@ -164,10 +164,9 @@ class Load:
         return float((sent * usable * (steps * step_s() + prefill_s)).sum() / self.rates.sum())
 
     def needed(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return how few replicas suffice, by adding what helps most and removing what helps least.
+        """Return the fewest replicas that suffice, by adding what helps most and removing what helps least.
 
-        As many others are taken where requests then finish much sooner. None suffice, and none are returned, where the
-        targets are out of reach.
+        As many others replace them if requests finish much sooner there. Returns none if the targets are out of reach.
         """
         is_hopeless = self.costs.min(1).sum() * self.headroom > _MOST_REPLICAS
         found = {each: counts.get(each, 0) for each in self.methods}
@@ -193,16 +192,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a traffic is carried by."""
+    """A traffic's requests, and the replicas that can carry it."""
 
-    groups: Sequence[RequestGroup]  # its requests, in the shares that were seen of late
+    groups: Sequence[RequestGroup]  # its requests, in their recent shares
     carriers: Mapping[str, Carrier]  # by method
     targets: Targets
-    cached: float  # share of the prompt tokens that prefix caches have
-    factors: Sequence[float]  # on all that it takes of each method, which make up for what is not in the formulas
+    cached: float  # share of the prompt tokens in prefix caches
+    factors: Sequence[float]  # on the demand on each method, to correct the formulas
 
     def load_of(self, rates: Rates) -> Load:
-        """Return what a traffic takes of each method."""
+        """Return the demand of a traffic on each method."""
         requests, carriers = max(rates.requests, _FEWEST), self.carriers.values()
         mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
         seen = np.array([group.requests for group in self.groups])

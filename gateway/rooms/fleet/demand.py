@@ -1,4 +1,4 @@
-"""How much traffic there will be once a replica that is begun now is up."""
+"""Forecasts the traffic at the time when a replica started now is up."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 DAY_MINUTES: Final = 24 * 60
 START_UP_MINUTES: Final = 5
-"""Until a replica serves: engines take 70 s to five minutes to load."""
+"""Minutes until a replica serves: engines take 70 s to five minutes to load."""
 HOUR_MINUTES: Final = 60
 SHORT_MINUTES: Final = 5
 """Minutes over which a rate is measured."""
 _LONG_MINUTES: Final = 15
-"""Minutes that traffic must be gone before its replicas are: they take as long to come back."""
+"""Minutes that traffic must be gone before replicas are removed: they take as long to come back."""
 _MOST_GROWTH: Final = 2.0
 
 
 class Minute(NamedTuple):
-    """What ended within a minute."""
+    """The requests that ended within a minute."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
-    engine_tokens: float = 0.0  # output tokens that the engines counted, for all their clients
+    engine_tokens: float = 0.0  # output tokens counted by the engines, for all their clients
     # finished, finish_s: requests whose time to finish is known, and its sum.
     finished: float = 0.0
     finish_s: float = 0.0
@@ -40,30 +40,30 @@ class Rates(NamedTuple):
 
 
 def present(minutes: Sequence[Minute]) -> Rates:
-    """Return the present rates; of all clients of the engines."""
+    """Return the current rates, over all clients of the engines."""
     return _rates(np.array(minutes)[-SHORT_MINUTES:].mean(0), minutes)
 
 
 def usual(minutes: Sequence[Minute]) -> Rates:
-    """Return the rates that a request met in the mean."""
+    """Return the rates that the average request met."""
     counted = np.array(minutes)
     weights = counted[:, 0] / counted[:, 0].sum()
     return _rates(weights @ counted, minutes)
 
 
 def finish_s(minutes: Sequence[Minute]) -> float:
-    """Return the mean seconds to finish that were measured; NaN if none were."""
+    """Return the measured mean seconds to finish; NaN without any."""
     *_, finished, seconds = np.array(minutes).sum(0).tolist()
     return seconds / finished if finished else math.nan
 
 
 def forecast(minutes: Sequence[Minute], day: int = DAY_MINUTES, ahead: int = START_UP_MINUTES) -> Rates:
-    """Return the largest rates to expect until a replica is up: of late, with their growth, and as a day ago.
+    """Return the largest rates to expect until a replica is up: recent ones with their growth, and those of a day ago.
 
     Parameters
     ----------
     minutes
-        The last minutes in order, of a day and more where there are so many.
+        The last minutes in order, a day and more if known.
     day, ahead
         Minutes of a day, and until a replica is up.
     """
@@ -81,7 +81,7 @@ def forecast(minutes: Sequence[Minute], day: int = DAY_MINUTES, ahead: int = STA
 
 
 def _rates(per_minute: np.ndarray[tuple[int, ...], np.dtype[np.float64]], minutes: Sequence[Minute]) -> Rates:
-    """Return rates per second, with the share of traffic that other gateways and clients sent in the last hour."""
+    """Return rates per second, scaled up by the traffic that other gateways and clients sent in the last hour."""
     _, _, own, engines, *_ = np.array(minutes)[-HOUR_MINUTES:].sum(0).tolist()
     others = max(1.0, engines / own) if own else 1.0
     requests, prompt_tokens, output_tokens, *_ = (per_minute * others / 60.0).tolist()

@@ -1,4 +1,4 @@
-"""The traffic of a model, the replicas that keep its targets, and what these cost in time."""
+"""The traffic of a model, the replicas that keep its targets, and their cost in time."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ MISSES: Final = 0.01
 MOST: Final = 3.0
 _GAIN: Final = 0.5
 _BUSY: Final = 0.75
-"""Saturation from which on few misses say that less would do."""
+"""Saturation from which few misses mean that fewer replicas would do."""
 _LEARNING_MINUTES: Final = 15
 _FORGETTING_MINUTES: Final = 7 * DAY_MINUTES
 
 
 class Judged(NamedTuple):
-    """Requests that a method has served within the targets, and too late."""
+    """Requests that a method served within the targets, and too late."""
 
     kept: float
     missed: float
 
 
 class Correction:
-    """A factor on all that a traffic takes of the replicas of a method.
+    """A factor on the demand of a traffic on the replicas of a method.
 
-    It moves each minute by how far the misses are from their share, and so finds it in the long run, whatever is wrong
-    with the formulas: Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021. It stays
-    where misses say nothing about it: many of them where the replicas were too few, and few where they were too many.
+    Each minute it moves by how far the misses are from their share, and so converges whatever is wrong with the
+    formulas: Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021. It stays while
+    misses say nothing about it: many with too few replicas, and few with too many.
     """
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._hopeless = 0.0  # share of the requests that miss the targets at the largest factor, so on any number
+        self._hopeless = 0.0  # share of requests that miss the targets at the largest factor
         self._busy: deque[float] = deque(maxlen=SHORT_MINUTES)
 
     def update(self, judged: Judged, saturation: float) -> None:
-        """Correct by what ended within a minute.
+        """Update the factor with the requests of a minute.
 
         Parameters
         ----------
         judged
             Its requests.
         saturation
-            Load of the replicas that were up before, with the factor.
+            Load of the replicas that were up, with the factor.
         """
         if not math.isnan(saturation):
             self._busy.append(saturation)
-        if not (ended := sum(judged)):  # perhaps of a method without replicas: it may serve the traffic of later
+        if not (ended := sum(judged)):  # a method without replicas may serve later traffic
             self.factor **= 1.0 - 1.0 / _FORGETTING_MINUTES
             return
         if not self._busy:
@@ -81,10 +81,10 @@ class Correction:
 
 
 class Change(NamedTuple):
-    """Other replicas for a traffic."""
+    """A change of replicas for a traffic."""
 
     counts: Mapping[str, int]  # by method
-    # seconds, then_s: mean to finish, as measured on the present replicas, and as expected on the others.
+    # seconds, then_s: mean to finish, as measured on the current replicas, and as expected after the change.
     seconds: float
     then_s: float
 
@@ -103,27 +103,27 @@ class ModelFleet:
         self.judged: dict[str, Judged] = {}  # within the last minute, by method
         self._totals: Minute | None = None
         self._judged_totals: Mapping[str, Judged] = {}
-        self._of_engines: dict[str, int] = {}  # what each has counted, as last known
+        self._of_engines: dict[str, int] = {}  # last known count of each
         self._engine_tokens = 0
-        self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
-        self._past: deque[Mapping[str, int]] = deque(maxlen=day_minutes)  # those needed
+        self._carriers: dict[str, Carrier] = {}  # including methods no longer up
+        self._past: deque[Mapping[str, int]] = deque(maxlen=day_minutes)  # counts needed
         self.forget("its requests are not counted yet")
 
     def forget(self, missing: str) -> None:
-        """Reset what was worked out of the replicas that it needs; `missing` says why none is known."""
-        self.missing = missing  # why it is not known what it needs; empty where it is
+        """Reset the results; `missing` says why the replicas that it needs are unknown."""
+        self.missing = missing  # why its needs are unknown; empty if they are known
         self.targets = Targets(None, None)
         self.saturation = math.nan
         self.up: Counter[str] = Counter()
-        self.needed = NOTHING  # for the traffic to expect; its times are those of the last hour
-        # For an operator, who does not come back at noon: those, and of the present ones what was needed within a day.
+        self.needed = NOTHING  # for the forecast traffic; its times are of the last hour
+        # For an operator, who acts rarely: those, plus current replicas that were needed within the last day.
         self.advised = NOTHING
         self._past.clear()
 
     def engine_tokens(self, counted: Mapping[str, int | None]) -> float:
-        """Return the output tokens of all engines, of each from when it was first read on; None where unknown now.
+        """Return the total output tokens of all engines, each since its first reading; None means unknown now.
 
-        An engine that joins may have counted for weeks, which is no traffic of a minute.
+        An engine that joins may have counted for weeks, which is not this minute's traffic.
         """
         known, now = self._of_engines, {name: tokens for name, tokens in counted.items() if tokens is not None}
         self._engine_tokens += sum(max(0, tokens - known.get(name, tokens)) for name, tokens in now.items())
@@ -131,7 +131,7 @@ class ModelFleet:
         return self._engine_tokens
 
     def count(self, totals: Minute, judged: Mapping[str, Judged]) -> None:
-        """Add a minute, by what was counted since the start; `judged` is by method."""
+        """Add a minute, from totals since the start; `judged` is by method."""
         if self._totals is not None:
             self.minutes.append(Minute(*_since(self._totals, totals)))
             before = self._judged_totals
@@ -139,14 +139,14 @@ class ModelFleet:
         self._totals, self._judged_totals = totals, judged
 
     def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: float) -> None:
-        """Work out what keeps the targets, by formulas on what was learned.
+        """Compute the replicas that keep the targets, from what was learned.
 
         Parameters
         ----------
         up
             The backends that are up, each with the name of its method.
         cached
-            Share of the prompt tokens that prefix caches had.
+            Share of the prompt tokens found in prefix caches.
         """
         targets, minutes = Targets(*learned.settings.slo.seconds), list(self.minutes)
         if targets == Targets(None, None):
@@ -181,7 +181,7 @@ class ModelFleet:
         kept = {each: max(count, min(self.up[each], self._most(each))) for each, count in needed.items()}
         self.needed = self._change(needed, minutes[-hour:], world)
         self.advised = self._change(kept, minutes, world)
-        self.missing = ""  # last: this is a thread, and others may ask meanwhile
+        self.missing = ""  # last: this runs in a thread, and others may read meanwhile
 
     def _most(self, method: str) -> int:
         return max(each.get(method, 0) for each in self._past)
@@ -197,7 +197,7 @@ class ModelFleet:
 
 
 def _since(before: Iterable[float], now: Iterable[float]) -> Iterator[float]:
-    """Yield what counters have counted since; a counter that began again counts nothing."""
+    """Yield the growth of counters; a counter that was reset has none."""
     return (max(0.0, each - then) for then, each in zip(before, now, strict=True))
 
 

@@ -1,6 +1,6 @@
-"""Fleet as a room of the gateway: it says how many replicas of which method keep a model's targets.
+"""The room that reports how many replicas of each method keep a model's targets.
 
-Nothing is said of a model without targets: without them, the fewest replicas would always do.
+It ignores models without targets: for them, the fewest replicas would always do.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _COLUMNS: Final = {
     "gateway_e2e_seconds_count": "finished",
     "gateway_e2e_seconds_sum": "finish_s",
 }
-"""What counts for a minute, by series."""
+"""Fields of a `Minute`, by series."""
 
 
 class FleetRoom(Room):
-    """Works out once a minute what is needed, from what all workers count."""
+    """Computes once a minute what is needed, from the counters of all workers."""
 
     order = 9
 
@@ -58,7 +58,7 @@ class FleetRoom(Room):
 
         @app.get("/admin/fleet", tags=["admin"])
         async def fleet(model: str, method: str = "") -> dict[str, Any]:
-            """Return the replicas that a model needs, of all methods or of one, and what they cost in time."""
+            """Return the replicas that a model needs, of all methods or of one, and their cost in time."""
             if model not in self.gateway.models:
                 raise GatewayError(404, f"There is no model {model}.", code="not_found")
             found = self.fleets.get(model) or ModelFleet()
@@ -72,13 +72,13 @@ class FleetRoom(Room):
                 "needed": counts[method] if method else sum(counts.values()),
                 "methods": counts,
                 "saturation": _known(found.saturation),
-                # Mean seconds to finish of the last hour's requests, as measured, and as expected on those needed.
+                # Mean seconds to finish of the last hour's requests: as measured, and expected on the needed replicas.
                 "seconds": {"up": _known(seconds), "needed": _known(then_s)},
                 "advice": self.findings(model),
             }
 
     def findings(self, model: str) -> Sequence[Finding]:
-        """Return what an operator should add or may take away, and what it costs; nothing where that is not known."""
+        """Return the replicas that an operator should add or may remove, with the cost; empty if unknown."""
         fleet = self.fleets.get(model)
         if fleet is None or find_spec("gateway.rooms.advice") is None:
             return ()
@@ -102,11 +102,11 @@ class FleetRoom(Room):
         return (Finding("fleet", model, "", title, None, evidence, how, worth),)
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start to count."""
         self._next_s = 0.0
 
     def tick(self) -> None:
-        """Begin a new minute."""
+        """Start the work of a new minute when it is due."""
         if time.monotonic() >= self._next_s and (self.running is None or self.running.done()):
             self._next_s = time.monotonic() + _MINUTE_S
             self.running = background.start("policies", self._work(), of="fleet")
@@ -121,7 +121,7 @@ class FleetRoom(Room):
     async def _count(
         self, name: str, fleet: ModelFleet, totals: Mapping[str, float], judged: Mapping[str, Judged]
     ) -> None:
-        """Add the last minute of a model, and work out what it needs."""
+        """Add the last minute of a model, and compute what it needs."""
         pages = {each.name: each.engine.metrics for each in self.gateway.pool.of(name)}
         engines = [page for page in pages.values() if page is not None]
         tokens = {each: None if page is None else page.generation_tokens for each, page in pages.items()}
@@ -137,7 +137,7 @@ class FleetRoom(Room):
         self._show(name, fleet)
 
     def _show(self, name: str, fleet: ModelFleet) -> None:
-        """Set the series; those of what is no longer known become NaN, as the files of workers cannot lose them."""
+        """Set the series; unknown ones become NaN, since workers' files cannot drop them."""
         shown: dict[Gauge, dict[tuple[str, ...], float]] = {
             self._saturation: {(name,): fleet.saturation},
             self._needed: {(name, method): count for method, count in fleet.needed.counts.items()},
@@ -150,7 +150,7 @@ class FleetRoom(Room):
                     gauge.labels(*labels).set(value)
 
     def _counted(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, Judged]]]:
-        """Return what counts, and the requests judged by the targets by method, of each model since the start."""
+        """Return each model's totals since the start, and its requests judged by the targets, by method."""
         totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         judged: dict[str, dict[str, Judged]] = defaultdict(dict)
         for name, labels, value, *_ in self.gateway.metrics.samples():

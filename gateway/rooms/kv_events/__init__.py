@@ -1,1 +1,1 @@
-"""What engines tell of their KV caches, by vLLM's `--kv-events-config`."""
+"""Events that engines publish about their KV caches, by vLLM's `--kv-events-config`."""

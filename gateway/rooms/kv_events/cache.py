@@ -1,4 +1,4 @@
-"""The KV cache of one engine, as its events tell: up to which age it has evicted what nobody used."""
+"""The KV cache of one engine, by its events: the age from which it has evicted unused blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from msgspec import DecodeError, Meta, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
 MOST_BYTES: Final = 1 << 20
-"""Of a message: a step of 64 Ki tokens tells half of that."""
+"""Limit for a message: a step of 64 Ki tokens sends half of that."""
 _MOST_BLOCKS: Final = 1 << 18
-"""Blocks whose times are kept, each in some 80 bytes; an engine with more is not followed."""
+"""Most blocks tracked, at some 80 bytes each; an engine with more is not followed."""
 _LATE_NUMBERS: Final = 64
-"""How far a message's number may be behind that of the last one; further, the engine has begun anew."""
+"""How far a message's number may be behind the last one; if further, the engine has restarted."""
 _MOST_HASHES: Final = 1 << 15
-"""Of a message, which takes some 20 ms to read then."""
+"""Limit for a message, which then takes some 20 ms to read."""
 _NUMBER_BYTES: Final = 8
 
 Problem = Literal["gap", "nonsense", "too_many"]
@@ -35,9 +35,9 @@ class _Event(Struct):
     kv_cache_spec_sliding_window: int | None = None
 
     def blocks(self) -> list[int]:
-        """Return what identifies each block, in as many bytes whatever its hash is.
+        """Return a fixed-size id for each block, whatever the form of its hash.
 
-        Blocks of sliding windows are freed while their request runs, and copies elsewhere are not the cache.
+        Skip blocks of sliding windows, which are freed while their request runs, and copies outside the GPU.
         """
         if self.kv_cache_spec_sliding_window is not None or self.medium not in {None, "GPU"}:
             return []
@@ -55,28 +55,28 @@ _KIND, _HASHES, _TEXT = Decoder(_Kind), Decoder(_Hashes), Decoder(str | None)
 
 
 class EngineCache:
-    """What is known of the cache of one engine.
+    """What is known about the cache of one engine.
 
-    vLLM evicts the blocks that have been unused for longest. So a block that goes tells that everything which was not
-    used since its own last use is gone too. Which requests the blocks belong to need not be known,
-    and a message that is lost costs little: the next eviction tells as much.
+    vLLM evicts the least recently used blocks. So when a block is evicted, everything not used since its own last use
+    is gone too. Nobody needs to know to which requests the blocks belong, and a lost message costs little: the next
+    eviction says as much.
     """
 
     def __init__(self) -> None:
-        self._used_s: dict[int, float] = {}  # by what identifies a block, oldest first
+        self._used_s: dict[int, float] = {}  # by block id, oldest first
         self._number = -1
-        self.is_known = False  # whether `evicted_s` holds; otherwise nothing was told yet, or something was missed
-        self.evicted_s = -math.inf  # what was not used since then is gone
-        self.is_full = False  # whether what comes evicts something
+        self.is_known = False  # whether `evicted_s` is valid: not before the first event, or after a missed one
+        self.evicted_s = -math.inf  # blocks not used since then are gone
+        self.is_full = False  # whether new blocks evict others
         self.heard_s = -math.inf
-        self.problems: list[Problem] = []  # found since they were last counted
+        self.problems: list[Problem] = []  # since they were last counted
 
     def __len__(self) -> int:
-        """Return how many blocks are followed."""
+        """Return the number of tracked blocks."""
         return len(self._used_s)
 
     def read(self, frames: Sequence[bytes], now_s: float) -> None:
-        """Read a message: topic, number, and a batch of events. Nothing is raised, whatever an engine sends."""
+        """Read a message: topic, number, and a batch of events. Never raises, whatever an engine sends."""
         try:
             _, number, batch = frames
             if len(number) != _NUMBER_BYTES or len(batch) > MOST_BYTES:
@@ -91,7 +91,7 @@ class EngineCache:
                 self._apply(event, now_s)
 
     def give_up(self) -> None:
-        """Forget the blocks, since they are too many."""
+        """Forget the blocks, since there are too many."""
         self._used_s.clear()
         self._doubt("too_many")
 
@@ -103,7 +103,7 @@ class EngineCache:
         """Return whether a message is new."""
         last, self._number = self._number, number
         if number == last + 1 or last < 0:
-            self.is_known |= number == 0  # from its start on
+            self.is_known |= number == 0  # complete from the engine's start
         elif number > last:
             self._doubt("gap")
         elif number and number >= last - _LATE_NUMBERS:
@@ -118,10 +118,10 @@ class EngineCache:
         if event.type == "AllBlocksCleared":
             self._clear(now_s)
         elif event.type == "BlockStored":
-            for block in event.blocks():  # newly filled, or found by a request that begins with it
+            for block in event.blocks():  # newly filled, or reused by a request
                 used_s.pop(block, None)
                 used_s[block] = now_s
-            if len(used_s) > _MOST_BLOCKS:  # the oldest are evicted first: without them, nothing is known of evictions
+            if len(used_s) > _MOST_BLOCKS:  # the oldest are evicted first: without them, evictions say nothing
                 self.give_up()
         else:
             for block in event.blocks():
@@ -146,7 +146,7 @@ def _events_of(batch: bytes) -> list[_Event]:
 
 
 def _of_array(parts: list[Raw]) -> _Event:
-    """Return an event of older versions, which is an array."""
+    """Return an event of older vLLM versions, which is an array."""
     kind = _KIND.decode(parts[0])
     if kind == "AllBlocksCleared":
         return _Event(kind)

@@ -1,4 +1,4 @@
-"""KV events as a room of the gateway: beside the requests, it tells the policies what engines have evicted."""
+"""The room that reports to the policies, in the background, what engines have evicted."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 _Name = tuple[str, str]
 """Model and backend."""
 _LATE_S: Final = 30.0
-"""An engine with requests that has told nothing for so long is believed no more: it fills blocks meanwhile."""
+"""An engine with requests that is silent for this long is no longer trusted: it must have filled blocks."""
 _HELD_UP_S: Final = 1.0
-"""For how long a busy machine may hold up a report to a policy, which counts back from when it comes."""
+"""Longest delay of a report to a policy on a busy machine; the policy counts back from its arrival."""
 _POLL_MS: Final = 200
 _HEARTBEAT_MS: Final = 10_000
-"""How often a connection is tried: that to a host which has vanished would stay open for ever."""
+"""Interval of heartbeats: a connection to a vanished host would stay open forever."""
 _MOST_WAITING: Final = 8
-"""Messages of an engine that wait in this process; further ones wait at the engine."""
+"""Most messages of an engine that wait in this process; further ones wait at the engine."""
 _TURN_S: Final = 0.02
-"""For how long one engine is read before the next one has its turn; a message is read to its end."""
+"""Seconds for which one engine is read before the next gets its turn; a message is read to its end."""
 _MOST_BLOCKS: Final = 1 << 20
-"""Blocks that are followed of all engines together; beyond that, the engine with most of them is not followed."""
+"""Most blocks tracked for all engines together; beyond that, the engine with the most is not followed."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Engine:
     endpoint: str
     cache: EngineCache
     socket: Any
-    said: str = ""  # what was said of it last
+    said: str = ""  # last log message about it
 
 
 class KvEventsRoom(Room):
@@ -64,7 +64,7 @@ class KvEventsRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._endpoints: dict[_Name, str] = {}
-        self._engines: dict[_Name, _Engine] = {}  # changed by the thread only
+        self._engines: dict[_Name, _Engine] = {}  # changed only by the thread
         self._logged = Seldom()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-events")
         self._known = gateway.metrics.gauge("gateway_kv_events_known")
@@ -73,7 +73,7 @@ class KvEventsRoom(Room):
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
-        """Return what is not installed."""
+        """Return which dependencies are missing."""
         asked = any(backend.kv_events for model in settings.models.values() for backend in model.backends.values())
         if asked and (find_spec("zmq") is None or find_spec("msgspec") is None):
             how = "pip install '.[kv-events]' in a checkout (deploy/README.md#install)"
@@ -81,7 +81,7 @@ class KvEventsRoom(Room):
         return ""
 
     def follow(self) -> Mapping[str, Follower]:
-        """Follow the engines that have events now."""
+        """Follow the engines that have events under the current settings."""
         before = self._endpoints
         self._endpoints = {
             (name, backend): settings.kv_events
@@ -96,17 +96,17 @@ class KvEventsRoom(Room):
         return {name: _Comparison(name, self._tokens, sent) for name in {name for name, _ in self._endpoints}}
 
     def start(self) -> None:
-        """Start reading, where there is something to read."""
+        """Start to read events."""
         self.running = background.keep_running("kv events", self._read)
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop reading, and close the sockets."""
         await super().stop()
         self._thread.submit(self._subscribe, {})
         self._thread.shutdown(wait=False)
 
     def tick(self) -> None:
-        """Report to the policies how long ago the prefixes were used that each engine has evicted."""
+        """Report to the policies how long each engine's evicted blocks had been unused."""
         now_s, in_use_s = time.monotonic(), self._in_use_s() if self._engines else {}
         for name, engine in [*self._engines.items()]:
             model, cache = self.gateway.models.get(name[0]), engine.cache
@@ -123,7 +123,7 @@ class KvEventsRoom(Room):
                 log.info("%s/%s: what it has cached is expected %s", *name, said)
 
     def _in_use_s(self) -> dict[_Name, float]:
-        """Return for how long the oldest request of each engine has been in flight: what it uses is not evicted."""
+        """Return the age of each engine's oldest request in flight, whose blocks are not evicted."""
         now_s, found = time.perf_counter(), dict[_Name, float]()
         for exchange in self.gateway.relay.exchanges:
             if (attempt := exchange.attempt) is not None:
@@ -142,7 +142,7 @@ class KvEventsRoom(Room):
     # In the thread
 
     def _read_some(self) -> None:
-        """Read what engines have sent, for at most half of the time: the rest is for the requests."""
+        """Read what engines have sent, for at most half of the time: the rest is for requests."""
         import zmq
 
         self._subscribe(self._endpoints)
@@ -160,7 +160,7 @@ class KvEventsRoom(Room):
         time.sleep(time.monotonic() - began_s)
 
     def _read_turn(self, name: _Name, engine: _Engine) -> None:
-        """Read of one engine as much as its turn allows."""
+        """Read from one engine as much as its turn allows."""
         import zmq
 
         cache, now_s = engine.cache, time.monotonic()
@@ -182,7 +182,7 @@ class KvEventsRoom(Room):
                 engine.socket.close(linger=0)
                 del self._engines[name]
         for name in endpoints.keys() - self._engines.keys():
-            with background.guarded("kv events", of="/".join(name)):  # what cannot be opened now is tried again
+            with background.guarded("kv events", of="/".join(name)):  # a socket that cannot be opened is retried
                 self._engines[name] = _Engine(endpoints[name], EngineCache(), _subscribed(endpoints[name]))
 
 
@@ -207,9 +207,9 @@ def _subscribed(endpoint: str) -> Any:
 
 
 class _Comparison(Observer):
-    """Compares the tokens of prompts that were expected in caches with those that engines found there.
+    """Compares the prompt tokens expected in caches with those that engines found there.
 
-    Other gateways are told of a prompt again at its end, until which it was in use.
+    At its end, a prompt is reported to other gateways again, since it was in use until then.
     """
 
     needs_answer = False
@@ -220,11 +220,11 @@ class _Comparison(Observer):
         self._sent = sent
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
-        """Return itself, which needs to know only the end of each request."""
+        """Return itself: it needs only the end of each request."""
         return self
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Count the tokens of a prompt, if the answer tells how many of them were cached."""
+        """Count the tokens of a prompt, if the answer says how many were cached."""
         outcome = ended.outcome
         if self._sent is not None and outcome is not None and ended.upstream is not None and outcome.request.prefix:
             self._sent.append((ended.upstream.backend, outcome.request))

@@ -1,4 +1,4 @@
-"""Where a proxy reaches each replica, as `ip:port`: names in their addresses are looked up, and looked up again."""
+"""Where a proxy reaches each replica, as `ip:port`: host names are resolved periodically."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Destinations:
     def __init__(self, backends: Iterable[Backend]) -> None:
         self._backends = backends
         self._by_url: dict[str, str] = {}
-        self._hosts: dict[str, Address] = {}  # by URL, those with a name
+        self._hosts: dict[str, Address] = {}  # by URL, if the host is a name
         self._logged = Seldom()
 
     def of(self, backend: Backend) -> str:
@@ -48,17 +48,17 @@ class Destinations:
             return
         try:
             self._by_url[url] = host_and_port(str(ip_address(address.host)), address.port)
-        except ValueError:  # a name
+        except ValueError:  # a host name
             self._hosts[url] = address
 
     async def look_up_regularly(self) -> None:
-        """Look up all names, again and again."""
+        """Resolve all names periodically."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             await self.look_up()
 
     async def look_up(self) -> None:
-        """Resolve the names in the addresses of all replicas; one that cannot be resolved keeps the address it had."""
+        """Resolve the host names of all replicas; one that fails keeps its old address."""
         present = {backend.url for backend in self._backends}
         for url in self._by_url.keys() - present:
             del self._by_url[url]
@@ -71,7 +71,7 @@ class Destinations:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the second of a name that can be none
+        except (OSError, UnicodeError) as error:  # the second is for an invalid name
             if self._logged.may_say(url):
                 log.warning("%s: %s cannot be resolved: %s; logged once a minute", url, address.host, error)
             return

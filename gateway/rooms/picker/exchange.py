@@ -1,4 +1,4 @@
-"""One request of which a proxy carries the bytes: the gateway chooses its backend, and sees the answer go by."""
+"""One request whose bytes a proxy carries: the gateway chooses its backend, and observes the answer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from policies.policy import Decision
 
 
 class Picked:
-    """What a proxy says of an exchange whose request it sends, and whose answer it passes on.
+    """An exchange whose request a proxy sends, and whose answer it passes on.
 
-    Admission, choice and accounting are those of the relay. Retries are the proxy's: it has been told where else the
-    request may go.
+    Admission, choice and accounting are the relay's. Retries are the proxy's: it knows where else the request may go.
     """
 
     def __init__(self, exchange: Exchange, destinations: Destinations, answers: float) -> None:
         self._exchange = exchange
         self._destinations = destinations
-        self._is_sampled = random.random() < answers  # whether a policy that learns is to see the answer
+        self._is_sampled = random.random() < answers  # whether a learning policy should see the answer
         self.is_read = False  # whether the proxy shows the answer
 
     @property
@@ -42,17 +41,17 @@ class Picked:
         return is_inference and self._is_sampled and exchange.routed.model.observe is not None
 
     def served_by(self, destination: str) -> None:
-        """Handle which destination has answered: a fallback if the proxy could not reach the chosen one."""
+        """Handle the destination that answered: a fallback if the proxy could not reach the chosen one."""
         first = self._exchange.attempt
         if first is None or destination == self._destinations.of(first.upstream.backend):
             return
         for upstream in self._exchange.routed.model.upstreams.values():
-            if self._destinations.of(upstream.backend) == destination:  # else of no replica of this pool
+            if self._destinations.of(upstream.backend) == destination:  # else not a replica of this pool
                 self._exchange.served_by(upstream, Decision(upstream.backend.name, "override", "fallback"))
                 return
 
     def lines_for_client(self) -> bytes:
-        """Return the header lines that the answer gets: the id of the request, and which backend was chosen and why."""
+        """Return header lines for the answer: the id of the request, and which backend was chosen and why."""
         request, attempt, delivery = self._exchange.request, self._exchange.attempt, self._exchange.delivery
         choice_lines = b""
         if attempt is not None:
@@ -60,7 +59,7 @@ class Picked:
         return request_id_lines(request.path, delivery.request_id) + request.answer_lines + choice_lines
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
-        """Handle the head of the answer; again if it is found out later that its body is handled."""
+        """Handle the head of the answer; called again if it turns out later that its body is read."""
         attempt = self._exchange.attempt
         if attempt is None or attempt.call is None:
             return
@@ -73,7 +72,7 @@ class Picked:
             attempt.on_head(status, headers)
 
     def on_data(self, data: bytes) -> None:
-        """Handle bytes of the answer, which the proxy has passed on."""
+        """Handle bytes of the answer that the proxy has passed on."""
         if (attempt := self._open()) is not None:
             attempt.on_data(data)
 
@@ -93,7 +92,7 @@ class Picked:
         """Do nothing."""
 
     def client_gone(self) -> None:
-        """Handle that the proxy has nothing more to say: the request has ended, or was cancelled."""
+        """Handle the proxy's end of the stream: the request has ended, or was cancelled."""
         answer, attempt = self._exchange.delivery.answer, self._open()
         if attempt is None or answer is None or self.is_read:
             self._exchange.client_gone()

@@ -1,8 +1,8 @@
-"""The messages of `ext_proc.proto`, made of its compiled form."""
+"""The messages of `ext_proc.proto`, from its compiled form."""
 
 from importlib.resources import files
 
-from google.protobuf import descriptor_pool, struct_pb2, wrappers_pb2  # noqa: F401 -- which it imports
+from google.protobuf import descriptor_pool, struct_pb2, wrappers_pb2  # noqa: F401 -- its imports
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.internal import builder
 

@@ -1,4 +1,4 @@
-"""The messages of ext_proc that the picker sends, and what it reads of those that it gets."""
+"""Writes the messages of ext_proc that the picker sends, and reads those that it receives."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 PIECE_BYTES: Final = 60 * 1024
-"""Longest piece of a body: some proxies take no more than 64 KiB in one message."""
+"""Longest piece of a body: some proxies accept at most 64 KiB per message."""
 REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
 RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
-"""The answers to trailers, which stay."""
+"""The answer to trailers, which stay unchanged."""
 
 
 def headers_of(received: HeaderMap) -> list[Header]:
-    """Return the headers that a proxy sent, those of HTTP/2 such as `:path` included."""
+    """Return the headers that a proxy sent, including those of HTTP/2 such as `:path`."""
     return [(each.key.encode(), each.raw_value or each.value.encode()) for each in received.headers]
 
 
@@ -44,7 +44,7 @@ def subset_of(metadata: Metadata) -> frozenset[str] | None:
 
 
 def text_of(metadata: Metadata, name: str) -> str:
-    """Return what the proxy tells under a name: `SERVED` or `REQUEST`; empty if it does not."""
+    """Return the proxy's metadata under a name, `SERVED` or `REQUEST`; empty if there is none."""
     values = metadata.filter_metadata
     if NAMESPACE not in values or name not in values[NAMESPACE].fields:
         return ""
@@ -53,7 +53,7 @@ def text_of(metadata: Metadata, name: str) -> str:
 
 
 def forward(destinations: str, request: str, headers: Iterable[Header], removed: Iterable[str]) -> bytes:
-    """Return the answer to a request's headers: where it goes, and which headers it has there."""
+    """Return the answer to a request's headers: its destinations, and the headers to set and remove."""
     answer = ProcessingResponse()
     _set(answer.request_headers.response.header_mutation, [(DESTINATION.encode(), destinations.encode()), *headers])
     answer.request_headers.response.header_mutation.remove_headers.extend(removed)
@@ -73,13 +73,13 @@ def request_body(body: bytes, *, is_last: bool) -> Iterator[bytes]:
 def response_headers(headers: Iterable[Header]) -> bytes:
     """Return the answer to the headers of an answer."""
     answer = ProcessingResponse()
-    answer.response_headers.SetInParent()  # also without a header
+    answer.response_headers.SetInParent()  # even without headers
     _set(answer.response_headers.response.header_mutation, headers)
     return answer.SerializeToString()
 
 
 def response_body(body: bytes, *, is_last: bool) -> bytes:
-    """Return the answer to a piece of an answer's body, which is passed on."""
+    """Return the answer to a piece of an answer's body: pass it on."""
     answer = ProcessingResponse()
     piece = answer.response_body.response.body_mutation.streamed_response
     piece.body, piece.end_of_stream = body, is_last
@@ -87,7 +87,7 @@ def response_body(body: bytes, *, is_last: bool) -> bytes:
 
 
 def immediate(status: int, headers: Iterable[Header], body: bytes) -> bytes:
-    """Return an answer that the client gets from the proxy, in place of a backend's."""
+    """Return an answer for the proxy to send to the client, in place of a backend's."""
     answer = ProcessingResponse()
     answer.immediate_response.status.code = status
     answer.immediate_response.body = body
@@ -96,7 +96,7 @@ def immediate(status: int, headers: Iterable[Header], body: bytes) -> bytes:
 
 
 def _set(mutation: HeaderMutation, headers: Iterable[Header]) -> None:
-    """Set headers, each in place of any with its name."""
+    """Set headers, replacing any of the same name."""
     for name, value in headers:
         option = mutation.set_headers.add(append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD)
         option.header.key, option.header.raw_value = name.decode(), value

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PickerRoom(Room):
-    """Serves the picker at an address of its own; `server` has what it does."""
+    """Serves the picker at an address of its own: see `server`."""
 
     order = 12
     work = ("picker",)

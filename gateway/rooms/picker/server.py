@@ -36,18 +36,18 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LIVE: Final = "liveness"
 _READY: Final = ("readiness", SERVICE, "")
 _CHECK_S: Final = 0.5
-_CLOSE_S: Final = 1.0  # after the relay has ended what is in flight
+_CLOSE_S: Final = 1.0  # after the relay has ended the requests in flight
 _MOST_CALLS: Final = 16_384
 _OPTIONS: Final = (
-    ("grpc.max_concurrent_streams", 1024),  # of a connection; a proxy opens another one for more
+    ("grpc.max_concurrent_streams", 1024),  # per connection; a proxy opens another one for more
     ("grpc.max_allowed_incoming_connections", 1024),
-    ("grpc.max_connection_idle_ms", 60_000),  # so that those do not stay
+    ("grpc.max_connection_idle_ms", 60_000),  # so that extra connections close
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", 4 << 20),
-    # The window of a call from its beginning: prompts come at once, and a window that grows costs waiting.
+    # Initial window of a call: prompts arrive at once, and a growing window costs round trips.
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.http2.bdp_probe", 0),
-    # Both sides may ask whether the other is still there, also without calls.
+    # Both sides may ping the other, even without calls.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -57,12 +57,12 @@ _OPTIONS: Final = (
 
 
 class Observation:
-    """An answer that is shown. When the stream ends, the proxy shows no more, and the answer goes on."""
+    """An answer that a proxy shows. When the stream ends, the proxy shows no more, but the answer continues."""
 
     def __init__(self, picking: Picking) -> None:
         self._picking = picking
         self._exchange: Picked | None = None
-        self.has_ended = False  # whether nothing more needs to be shown
+        self.has_ended = False  # whether no more needs to be shown
 
     def handle(self, message: ProcessingRequest) -> None:
         """Handle one message of the proxy, which expects no answer."""
@@ -80,22 +80,22 @@ class Observation:
     def _begin(self, message: ProcessingRequest) -> None:
         stream = self._picking.streams.get(text_of(message.metadata_context, REQUEST))
         if stream is None or stream.exchange is None or not stream.exchange.needs_answer():
-            self.has_ended = True  # perhaps another process knows the request
+            self.has_ended = True  # another process may know the request
             return
         self._exchange, stream.is_observed = stream.exchange, True
         stream.on_answer_begun(message, is_read=True)
         self.has_ended = message.response_headers.end_of_stream
 
     def close(self) -> None:
-        """Handle the end of the stream: that of the answer, or because it was cut off."""
+        """Handle the end of the stream: the answer has ended, or was cut off."""
         if self._exchange is not None:
             self._exchange.client_gone()
 
 
 class Call:
-    """Hands the proxy's messages to a stream, and writes what it answers: at once, or from a task if that comes later.
+    """Passes the proxy's messages to a stream, and writes its answers: immediately, or from a task if they come later.
 
-    No message is read while the proxy does not take those that are for it.
+    It reads no message while the proxy does not receive those sent to it.
     """
 
     def __init__(self, picking: Picking, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -104,12 +104,12 @@ class Call:
         self._reader = asyncio.current_task()
         self._stream: Stream | Observation | None = None
         self._unsent: deque[bytes] = deque()
-        self._turn = asyncio.Lock()  # to write
+        self._turn = asyncio.Lock()  # held to write
         self._late: asyncio.Task[None] | None = None
         self._has_ended = False
 
     async def serve(self) -> None:
-        """Serve the call until one of both sides ends it."""
+        """Serve the call until either side ends it."""
         try:
             while not self._has_ended:
                 data = await self._context.read()
@@ -120,13 +120,13 @@ class Call:
         except (ProtocolError, DecodeError) as error:
             await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except asyncio.CancelledError:
-            if not self._has_ended:  # by this side: see `_write_late`
+            if not self._has_ended:  # else `_write_late` ended it
                 raise
         finally:
             self._has_ended = True
             if self._late is not None:
                 self._late.cancel()
-            stream, self._stream = self._stream, None  # they hold each other, and the body
+            stream, self._stream = self._stream, None  # break the cycle, which holds the body
             if stream is not None:
                 stream.close()
 
@@ -139,12 +139,12 @@ class Call:
         self._has_ended = self._has_ended or self._stream.has_ended
 
     def send(self, message: bytes) -> None:
-        """Send a message, after those before."""
+        """Send a message after earlier ones."""
         self._unsent.append(message)
         self._wake()
 
     def end(self) -> None:
-        """End the call well, once all messages have been sent."""
+        """End the call cleanly, once all messages have been sent."""
         self._has_ended = True
         self._wake()
 
@@ -200,7 +200,7 @@ class PickerServer:
         ]
 
     def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
-        """Listen with gRPC where a socket is bound, which it cannot take over."""
+        """Listen with gRPC at the address of a bound socket, which gRPC cannot adopt."""
         host, port = opened.getsockname()[:2]
         address = host_and_port(host, port)
         opened.close()
@@ -214,11 +214,11 @@ class PickerServer:
         await Call(self._picking, context).serve()
 
     def drain(self) -> None:
-        """Show that no more requests should come."""
+        """Signal that no more requests should be sent."""
         self._is_draining = True
 
     async def stop(self, grace_s: float) -> None:
-        """Stop accepting calls, and wait for those that there are."""
+        """Stop accepting calls, and wait for open ones."""
         if self._server is not None:
             await self._server.stop(grace_s + _CLOSE_S)
         for task in self._work:
@@ -242,7 +242,7 @@ class PickerServer:
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Return the credentials of a server, which look for other files before each handshake."""
+    """Return server credentials that check for replaced files before each handshake."""
     shown = certificate.pem
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:

@@ -19,12 +19,12 @@ class PickerSettings(Section):
     listen
         Host and port for gRPC.
     tls
-        TLS, which some gateways of Kubernetes expect. Files that are replaced are read again.
+        TLS, which some gateways of Kubernetes expect. Replaced files are read again.
     fallbacks
-        How many further endpoints a proxy is told, for the case that it cannot reach the chosen one.
+        How many more endpoints a proxy gets, in case it cannot reach the chosen one.
     answers
-        Share of the answers that a policy which learns is to see, from 0 to 1. What records or counts requests sees all
-        of them.
+        Share of the answers, from 0 to 1, that a learning policy sees. Whatever records or counts requests sees all of
+        them.
 
     Examples
     --------

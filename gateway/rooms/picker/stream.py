@@ -1,4 +1,4 @@
-"""One stream of ext_proc, which is one HTTP request: what the proxy says of it, and what it is told."""
+"""One stream of ext_proc, which is one HTTP request: the messages from the proxy and to it."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ _SHED: Final = frozenset({"gateway_full", "queue_full", "queue_timeout"})
 
 
 class ProtocolError(Exception):
-    """The proxy has sent something that the protocol does not allow."""
+    """Raised if the proxy violates the protocol."""
 
 
 class Picking:
-    """What the streams of a process share."""
+    """State shared by the streams of a process."""
 
     def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
         self.gateway = gateway
         self.destinations = destinations
         self.own = own  # answers the gateway's own paths
-        # The streams of requests that have been sent on, by the names of the requests.
+        # The streams of requests that have been sent, by name of the request.
         self.streams: dict[str, Stream] = {}
-        self.unfinished = Unfinished(lambda: gateway.settings.server)  # the requests that are not complete yet
+        self.unfinished = Unfinished(lambda: gateway.settings.server)  # incomplete requests
         self._prefix = os.urandom(6).hex()
         self._names = 0
 
     def new_name(self) -> str:
-        """Return a name for a request, which no other process gives."""
+        """Return a name for a request that is unique among all processes."""
         self._names += 1
         return f"{self._prefix}{self._names:x}"
 
@@ -74,7 +74,7 @@ class Stream:
     def __init__(self, picking: Picking, send: Callable[[bytes], None], end: Callable[[], None]) -> None:
         self._picking = picking
         self._relay = picking.gateway.relay
-        # _send: sends a `ProcessingResponse` after those before; _end: ends the stream well, once all have been sent.
+        # _send: sends a `ProcessingResponse` after earlier ones; _end: ends the stream cleanly, once all are sent.
         self._send, self._end = send, end
         self._answering: asyncio.Task[None] | None = None
         self._method = ""
@@ -89,14 +89,14 @@ class Stream:
         self.held_bytes = 0  # as `gateway.rooms.picker.unfinished.Upload`
         self.began_s = self.read_s = 0.0
         self._sender: ProxySender | None = None  # None until the request is complete
-        self._source: Source | None = None  # what answers the request; None before and after
+        self._source: Source | None = None  # source of the answer; None before and after
         self.exchange: Picked | None = None  # the exchange; None until the request has been routed
-        self._passes_answer = True  # whether the body of the answer comes this way
+        self._passes_answer = True  # whether the body of the answer comes through this stream
         self._is_read = False
         self._most_bytes = picking.gateway.settings.server.max_body_bytes
         self._name = picking.new_name()
-        self.has_ended = False  # whether the proxy has been told to answer the client itself: nothing more can be said
-        self.is_observed = False  # whether another stream tells of the answer, and of its end
+        self.has_ended = False  # whether the proxy was told to answer the client itself: no more can be sent
+        self.is_observed = False  # whether another stream shows the answer and its end
 
     def handle(self, message: ProcessingRequest) -> None:
         """Handle one message of the proxy."""
@@ -120,7 +120,7 @@ class Stream:
             raise ProtocolError("a message without headers, body or trailers")
 
     def close(self) -> None:
-        """Handle the end of the stream: that of the request, or because it was cancelled."""
+        """Handle the end of the stream: the request has ended, or was cancelled."""
         self._release_body()
         if self._answering is not None:
             self._answering.cancel()
@@ -143,14 +143,14 @@ class Stream:
         is_last = message.request_headers.end_of_stream
         access = self._relay.access
         try:
-            if message.HasField("protocol_config"):  # by older proxies it is not told
+            if message.HasField("protocol_config"):  # older proxies do not send it
                 modes = message.protocol_config
                 if not is_last:
                     _check_mode("request_body_mode", modes.request_body_mode, _FULL_DUPLEX)
                 _check_mode("response_body_mode", modes.response_body_mode, _FULL_DUPLEX, _NONE)
                 self._passes_answer = modes.response_body_mode == _FULL_DUPLEX
             path = canonical_path(self._target)
-            if not (access.is_for_clients(path) or path in _STATES):  # operators have the gateway's own address
+            if not (access.is_for_clients(path) or path in _STATES):  # operators use the gateway's own address
                 raise nothing_here()
             self._request_headers = access.admit(self._method, self._target, self._headers)
             length = dict(self._headers).get(b"content-length", b"")
@@ -169,7 +169,7 @@ class Stream:
         try:
             target = self._target.decode("latin-1")
             answer = await self._picking.own.request(self._method, target, headers=self._headers, content=body)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the proxy has to be told something
+        except Exception as error:  # noqa: BLE001 -- the proxy needs some answer
             background.note("own paths", error)
             send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
             return
@@ -183,7 +183,7 @@ class Stream:
             raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
         body = piece.body  # each access copies it
-        if body:  # the last piece has nothing
+        if body:  # the last piece may be empty
             self._parts.append(body)
         self._size_bytes += len(body)
         if self._size_bytes > self._most_bytes:
@@ -191,12 +191,12 @@ class Stream:
             return
         self._picking.unfinished.hold(self, len(body))
         if self.has_ended:
-            return  # it held the most
+            return  # it held the most, and was refused
         if piece.end_of_stream:
             self._on_request_end()
 
     def _on_request_end(self) -> None:
-        """Choose a backend, now or when one is free."""
+        """Choose a backend, now or once one is free."""
         if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
@@ -221,7 +221,7 @@ class Stream:
         self._release_body()
         self._relay.refuse(self, self._relay.access, error, self._method, self._target, self._headers)
 
-    # What the relay says: see `gateway.relay.roles.Reply` and `ProxySender`
+    # Called by the relay: see `gateway.relay.roles.Reply` and `ProxySender`
 
     def answered_by(self, source: Source) -> None:
         """Set what answers the request."""
@@ -231,7 +231,7 @@ class Stream:
             self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
-        """Send the proxy the destinations of the request, of which it tries the first one first."""
+        """Send the proxy the destinations of the request, in the order to try."""
         request = self._request_headers
         assert request is not None
         names = {name for name, _ in self._headers}
@@ -248,7 +248,7 @@ class Stream:
             headers.append((b":path", request.target))
         if len(body) != self._size_bytes and b"content-length" in names:
             headers.append((b"content-length", b"%d" % len(body)))
-        if lines is not request.lines:  # the gateway takes part in the trace
+        if lines is not request.lines:  # the gateway traces the request
             headers += [header for header in headers_of(lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
         self._send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
@@ -268,7 +268,7 @@ class Stream:
         """Pass on nothing: the proxy does."""
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send the proxy a whole answer, an error, to pass on to its client."""
+        """Send the proxy a whole answer to pass on to its client, such as an error."""
         if not self.has_ended:
             self.has_ended = True
             self._send(messages.immediate(status, headers_of(lines), body))
@@ -287,7 +287,7 @@ class Stream:
 
     def _on_response_headers(self, message: ProcessingRequest) -> None:
         exchange = self.exchange
-        if exchange is None or not exchange.is_sent:  # the proxy's own answer
+        if exchange is None or not exchange.is_sent:  # the answer is the proxy's own
             self._send(messages.response_headers([]))
             return
         is_last = message.response_headers.end_of_stream
@@ -299,7 +299,7 @@ class Stream:
             exchange.on_end()
 
     def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
-        """Handle the headers of the answer; again if its body is handled in another stream."""
+        """Handle the headers of the answer; called again if another stream shows its body."""
         assert self.exchange is not None
         if served := messages.text_of(message.metadata_context, messages.SERVED):
             self.exchange.served_by(served)
@@ -310,7 +310,7 @@ class Stream:
         )
 
     def _on_response_body(self, piece: HttpBody) -> None:
-        """Pass on a piece of the answer first, and then look at it."""
+        """Pass on a piece of the answer, then read it."""
         body, is_last = piece.body, piece.end_of_stream
         self._send(messages.response_body(body, is_last=is_last))
         if self.exchange is None or self.has_ended:
@@ -322,7 +322,7 @@ class Stream:
 
 
 class ProxySender(Sender):
-    """The way of a request that a proxy sends, which may send it elsewhere than it was told."""
+    """Sends requests through a proxy, which may choose another of their destinations."""
 
     is_relayed: ClassVar[bool] = False
 
@@ -338,7 +338,7 @@ class ProxySender(Sender):
         self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
     ) -> list[Backend]:
         """Return the candidates whose destination is known and allowed."""
-        for tries in (True, False) if may_try else (False,):  # the one on trial, which comes alone, may not be allowed
+        for tries in (True, False) if may_try else (False,):  # a backend on trial, offered alone, may not be allowed
             found = router.candidates(routed, tried, may_try=tries)
             if allowed := [backend for backend in found if self._is_allowed(backend)]:
                 return allowed
@@ -361,13 +361,13 @@ class ProxySender(Sender):
         self._stream.forward(upstream, ",".join(dict.fromkeys(named)), call.body, lines, engine_id)
 
     def shown(self, error: GatewayError) -> GatewayError:
-        """Return an error as the protocol has it: 429 for what is dropped under load, 503 without a replica."""
+        """Return an error by the protocol: 429 for requests dropped under load, 503 without a replica."""
         if error.code not in _SHED:
             return error
         return GatewayError(429, error.message, code=error.code, retry_after_s=error.retry_after_s)
 
     def goes_on(self, error: GatewayError) -> bool:
-        """Leave an answer that is not read to the proxy, if this process stops."""
+        """Leave an unread answer to the proxy if this process stops; return whether it does."""
         exchange = self._stream.exchange
         if error.code != STOPPING or (exchange is not None and exchange.is_read):
             return False
@@ -380,7 +380,7 @@ class ProxySender(Sender):
 
 
 def _check_mode(setting: str, mode: int, *allowed: int) -> None:
-    """Raise 500 if bodies come in a way that the picker has no answer to."""
+    """Raise 500 if the proxy sends bodies in a mode that the picker does not support."""
     if mode not in allowed:
         name, needed = ProcessingMode.BodySendMode.Name, " or ".join(map(ProcessingMode.BodySendMode.Name, allowed))
         log.error("the proxy's %s is %s: set %s in its ext_proc filter", setting, name(mode), needed)

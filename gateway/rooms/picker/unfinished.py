@@ -1,4 +1,4 @@
-"""Requests whose bodies are still coming: how much of them is held, and for how long, is bounded as in the relay."""
+"""Requests whose bodies are still arriving: their size and duration are bounded as in the HTTP server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_HELD: Final = attrgetter("held_bytes")
 
 
 class Upload(Protocol):
-    """A request whose body is coming."""
+    """A request whose body is arriving."""
 
-    held_bytes: int  # what is held of it
-    # began_s, read_s: when its body began, and when a piece of it came last, by `time.monotonic`.
+    held_bytes: int  # bytes held of its body
+    # began_s, read_s: when its body began, and when a piece last arrived, by `time.monotonic`.
     began_s: float
     read_s: float
 
@@ -28,20 +28,20 @@ class Upload(Protocol):
 
 
 class Unfinished:
-    """The requests of a process whose bodies are still coming."""
+    """The requests of a process whose bodies are still arriving."""
 
     def __init__(self, settings: Callable[[], ServerSettings]) -> None:
         self._settings = settings
         self._uploads: set[Upload] = set()
-        self.held_bytes = 0  # what is held of all of them
+        self.held_bytes = 0  # of all of them
 
     def begin(self, upload: Upload) -> None:
-        """Keep a request until it is released."""
+        """Track a request until it is released."""
         upload.began_s = upload.read_s = time.monotonic()
         self._uploads.add(upload)
 
     def hold(self, upload: Upload, more_bytes: int) -> None:
-        """Count a piece of a body; above the bound, refuse the requests that hold the most."""
+        """Count a piece of a body; above the limit, refuse the largest requests."""
         upload.read_s = time.monotonic()
         upload.held_bytes += more_bytes
         self.held_bytes += more_bytes
@@ -56,7 +56,7 @@ class Unfinished:
                 self._refuse(each, error)
 
     def release(self, upload: Upload) -> None:
-        """Forget a request, which is complete or has ended."""
+        """Forget a request that is complete or has ended."""
         self.held_bytes -= upload.held_bytes
         upload.held_bytes = 0
         self._uploads.discard(upload)

@@ -23,7 +23,7 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _MAX_INTERVALS = 8192
 _LARGEST_TOKEN_ID = 2**32 - 1
 _MAX_SHORT_CHARS = 4096
-"""Size of prompt and answer that are hashed on the event loop: a few microseconds if all units were seen before, half a
+"""Largest prompt and answer hashed on the event loop: a few microseconds if all units were seen before, half a
 millisecond if none."""
 _ID_BYTES = 40
 _CHARACTER_BYTES = 4  # at most
@@ -36,9 +36,9 @@ def micro(value: float) -> float:
 
 
 class RequestNotes(Observer):
-    """What the record of one request needs and cannot be determined after it has ended."""
+    """What the record of one request needs but cannot be determined after its end."""
 
-    head: bytes  # the part of the line that was built on the event loop; empty if that needs the request's body
+    head: bytes  # part of the line built on the event loop; empty if that needs the request's body
     ended: EndedExchange
     wall_offset_s: float  # seconds since 1970 at which `time.perf_counter` was 0
 
@@ -50,7 +50,7 @@ class RequestNotes(Observer):
         keeps_answer: bool,
         max_bytes: int = 0,
     ) -> None:
-        self._record = record  # called with the notes and the exchange when that has ended
+        self._record = record  # called with the notes and the ended exchange
         self._max_bytes = self._remaining_bytes = max_bytes
         self.body = body  # body of the request, if the record needs more of it than the features; else empty
         # The bytes of a stream; None if answers are not kept, or this one was too long.
@@ -70,7 +70,7 @@ class RequestNotes(Observer):
         self.loads = [backend.load for backend in candidates]
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
-        """Append a part of a stream, if answers are kept."""
+        """Note the arrival of a part of a stream, and keep it if answers are kept."""
         self.chunks.append(now_s)
         if self._has_room(data) and self.answer is not None:
             self.answer.append(data)
@@ -97,7 +97,7 @@ class RequestNotes(Observer):
 
     @property
     def size_bytes(self) -> int:
-        """An estimate of the memory of what it holds, once it has been begun."""
+        """Estimated memory of what it holds, once `begin` was called."""
         held = len(self.head) + len(self.body)
         if (prompt := self.ended.routed.prompt) is not None:
             held += _size_bytes(prompt.pieces, prompt.ids)
@@ -111,23 +111,23 @@ class RequestNotes(Observer):
 class RecordBuilder:
     """Builds the lines of finished requests: on the event loop if that is quick, else partly in the recorder's thread.
 
-    When a request ends, its data is still in the processor's caches and can be released at once. Unless long texts must
-    be read, building its record then is cheaper than later in a thread.
+    When a request ends, its data is still in the processor's caches and can be released immediately. Unless long texts
+    must be read, building its record then is cheaper than later in a thread.
     """
 
     def __init__(self, text: str, hasher: TextHasher | None = None, quick_hasher: TextHasher | None = None) -> None:
         self._text = text  # `none`, `hashes` or `full`
         self._hasher = hasher  # hashes texts in the thread; None without hashes
-        # Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts
+        # Hashes short texts on the event loop: a separate one, since hashers are not thread-safe. None leaves all texts
         # to the thread.
         self._quick_hasher = quick_hasher
-        # Engines report their loads once a second: by model, the columns of the last request, with what they are of.
+        # Loads change once a second, so columns are cached: by model, those of the last request, and their loads.
         self._loads: dict[str, tuple[list[EngineLoad], dict[str, Any]]] = {}
 
     # On the event loop
 
     def begin(self, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> bytes | None:
-        """Return the line of a request; None if `end` is to return it."""
+        """Return the line of a request; None if `end` must complete it."""
         notes.head, notes.ended, notes.wall_offset_s = b"", ended, wall_offset_s
         routed = ended.routed
         if notes.body and not routed.model.policy.text_features >= TEXT_FEATURES:
@@ -174,7 +174,7 @@ class RecordBuilder:
     def _add_text(
         self, document: dict[str, Any], notes: RequestNotes, body: dict[str, Any], endpoint: Endpoint
     ) -> None:
-        """Add the texts or their hashes; without an answer that was too long to keep."""
+        """Add the texts or their hashes; an answer that was too long to keep is left out."""
         answer = notes.transcript
         if answer is None:
             answer = read_answer(endpoint, b"".join(notes.answer or ()), stream=True)
@@ -239,7 +239,7 @@ class RecordBuilder:
         elif decision.candidates is candidates:
             columns["prediction_s"] = [None if one is None else micro(one) for one in decision.predicted_s]
             columns["propensity"] = decision.propensities
-        else:  # the policy excluded some candidates; of what another arm would have chosen, nothing is known
+        else:  # the policy excluded some candidates, or another arm's choice is unknown
             names, others = [each.name for each in decision.candidates], 0.0 if decision.arm_chance >= 1.0 else None
             predicted, propensities = (
                 dict(zip(names, each, strict=True)) for each in (decision.predicted_s, decision.propensities)
@@ -264,7 +264,7 @@ class RecordBuilder:
 
 
 def _implied(candidates: Sequence[Backend], decision: Decision) -> list[float | None]:
-    """Return the propensities that follow from that of the chosen backend, the only one the policy reports."""
+    """Return the propensities that follow from the chosen backend's, the only one the policy reports."""
     chosen, others = decision.propensity, None
     if chosen >= 1.0 or len(candidates) == 2:
         others = micro(1.0 - chosen)
@@ -322,7 +322,7 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body) if body else {}
-    except orjson.JSONDecodeError:  # NaN, for example, which could not be written either
+    except orjson.JSONDecodeError:  # such as NaN, which could not be written either
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -334,7 +334,7 @@ def _all_features(ended: EndedExchange, body: dict[str, Any]) -> RequestFeatures
         return features
     same = {name: getattr(features, name) for name in ("model", "qps", "in_flight", "workload")}
     found = describe(features.endpoint, body, default_temperature=model.default_temperature, **same)
-    found.prompt_tokens, found.unseen = features.prompt_tokens, features.unseen  # as they were known then
+    found.prompt_tokens, found.unseen = features.prompt_tokens, features.unseen  # as known then
     return found
 
 
@@ -389,10 +389,10 @@ def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return {}  # the engine refuses it
+        return {}  # the engine rejects it
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
 
 
 def _token_ids(ids: list[int]) -> list[int]:
-    """Return token ids; none if anything else is among them, which neither client nor engine has to prevent."""
+    """Return token ids; none if any is invalid, since neither client nor engine guarantees them."""
     return ids if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _LARGEST_TOKEN_ID) else []

@@ -1,4 +1,4 @@
-"""The files of a recorder: complete frames, rotation by size and age, removal of the oldest files."""
+"""The files of a recorder: complete frames, rotation by size and age, removal of old files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class TraceFiles:
 
     A file is named after its start time and the process that writes it. It is locked (`flock`) while it is written, so
     that no other process with the same folder removes it. Each `write` appends an independent frame, so the file stays
-    readable however the process ends. A file that another program removes or renames meanwhile is left, and a new one
-    is begun.
+    readable however the process ends. If another program removes or renames it, a new one is started.
     """
 
     def __init__(self, settings: RecorderSettings, now: Callable[[], float] = time.time) -> None:
@@ -60,7 +59,7 @@ class TraceFiles:
         except OSError:
             with contextlib.suppress(OSError):  # removes the incomplete frame
                 os.ftruncate(self._descriptor, self._size_bytes)
-                if not self._size_bytes:  # else each attempt would leave an empty file
+                if not self._size_bytes:  # an attempt must not leave an empty file
                     self._path.unlink()
             self.close()
             raise
@@ -72,14 +71,14 @@ class TraceFiles:
             self.close()
 
     def maintenance(self) -> None:
-        """Close the file if it is old enough, and remove others that are, also while nothing is written."""
-        if not 0.0 <= self._now() - self._begun_at < self._settings.rotate_s:  # below 0 if the clock was set back
+        """Close the file if it is old enough, and remove expired ones, even while nothing is written."""
+        if not 0.0 <= self._now() - self._begun_at < self._settings.rotate_s:  # negative if the clock was set back
             self._begun_at = self._now()
             self.close()
             self._remove_old()
 
     def close(self) -> None:
-        """Close the file; the next write begins a new one."""
+        """Close the file; the next write starts a new one."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -97,7 +96,7 @@ class TraceFiles:
         started_at = datetime.fromtimestamp(self._begun_at, UTC).strftime("%Y%m%dT%H%M%S.%f")
         self._number += 1
         name = f"{PREFIX}{started_at}Z-{os.getpid()}-{self._number}.jsonl" + (".zst" if self._is_compressed else "")
-        # Readable by its owner only: it may contain users' texts.
+        # Readable only by its owner: it may contain users' texts.
         path = folder / name
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # the file system has no locks
@@ -111,7 +110,7 @@ class TraceFiles:
             return
         files = []
         for path in self._settings.path.glob(f"{PREFIX}*.jsonl*"):
-            with contextlib.suppress(OSError):  # removed by another worker, or none of a recorder's
+            with contextlib.suppress(OSError):  # removed by another worker, or not a recorder's file
                 status = path.stat()
                 check_regular(path, status)
                 files.append((status.st_mtime, status.st_size, path))

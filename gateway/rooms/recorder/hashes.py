@@ -1,4 +1,4 @@
-"""Salted hashes in place of a text: they show where it repeats itself or another text, and nothing else."""
+"""Salted hashes in place of a text: they show only where it repeats itself or another text."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HASH_BITS = 52
 
 _MOST_BYTES: Final = 1 << 28  # of a tokenizer
 _KNOWN: Final = 1 << 17
-"""Hashes that are kept."""
+"""Most hashes in the cache."""
 
 
 class TextHasher:
     """Hashes texts: the hash of a unit is the first 24 bits of its BLAKE2b, keyed with the salt.
 
-    Most units cost a table lookup: that of the compiled extension, where it was built, takes a tenth of the time.
+    Most units cost one table lookup; in the compiled extension, if built, it takes a tenth of the time.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class TextHasher:
 
     def __init__(self, salt: bytes, tokenizer: Path | None = None) -> None:
         self._key = blake2b(salt, digest_size=32).digest()
-        # Path of a `tokenizer.json` or its folder; None takes words, numbers and marks as units.
+        # From a `tokenizer.json` or its folder; None uses words, numbers and marks as units.
         self._tokenizer = _load(tokenizer) if tokenizer is not None else None
         self._compiled = _compiled_cache() if tokenizer is None else None
         self._hash = lru_cache(_KNOWN)(self._digest)
@@ -78,7 +78,7 @@ class TextHasher:
 
     def _of_text(self, text: str) -> list[int]:
         if self._tokenizer is not None:
-            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)  # which releases the GIL
+            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)  # releases the GIL
             return self._of_ids(encoded[0].ids)
         return [self._hash(unit) for unit in cut(text)]
 

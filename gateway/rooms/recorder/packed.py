@@ -1,7 +1,7 @@
 """Hashes of 24 bits in base64: four characters each, independent of the position of the hash.
 
-Equal hashes give equal characters, so file compression finds repetitions. It would not if hashes began at varying bits
-of a character.
+Equal hashes give equal characters, so compression finds repetitions; it would not if hashes could start within a
+character.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _KEEP_PROMPT_BYTES = 1 << 14
 
 _PAUSE_S = 0.0005
 _FRAME_BYTES = 1 << 18
-"""Uncompressed lines per frame. This size fits a core's own cache, and the allocator keeps the memory: with four times
-as much it returned the memory to the kernel each time, which cost one or two page faults per record."""
+"""Uncompressed bytes per frame. This size fits a core's own cache, and the allocator keeps the memory: at four times
+the size it returned the memory to the kernel each time, which cost one or two page faults per record."""
 _STOP_S = 10.0
 
 
@@ -50,8 +50,8 @@ class Recorder:
         self._text_bytes = int(settings.max_text_kib * 1024)
         # Size of the largest body whose prompt is worth keeping until the request has ended.
         self.keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
-        self._entered_bytes = 0  # into the queue, counted by the event loop only
-        self._left_bytes = 0  # out of the queue, counted by the thread only
+        self._entered_bytes = 0  # put into the queue, counted only by the event loop
+        self._left_bytes = 0  # taken out of the queue, counted only by the thread
         self._until_full = 1.0  # share of a frame or batch still missing in the queue
         self._files = TraceFiles(settings)
         salted = settings.salted()
@@ -109,7 +109,7 @@ class Recorder:
 
     def start(self) -> None:
         """Start the thread."""
-        # Not a daemon thread: it writes the rest of the queue after the main thread has ended in any way.
+        # Not a daemon thread: it writes the rest of the queue however the main thread ends.
         self._writer = threading.Thread(target=self._run, name="recorder")
         self._writer.start()
 
@@ -153,13 +153,13 @@ class Recorder:
         self._files.close()
 
     def _empty_queue(self, min_records: int) -> None:
-        """Write the queue in frames; after a batch of pending records stop if fewer than `min_records` are queued."""
+        """Write the queue in frames; after a batch of pending records, stop if fewer than `min_records` are queued."""
         while self._queue:
             completed = self._take_batch()
             if self._pending_bytes >= _FRAME_BYTES or (self._pending and self._is_due()):
                 self._flush()
             if completed:
-                time.sleep(_PAUSE_S)  # releases the interpreter, for which the event loop would otherwise wait 5 ms
+                time.sleep(_PAUSE_S)  # releases the GIL, for which the event loop would otherwise wait 5 ms
                 if len(self._queue) < min_records:
                     return
 

@@ -36,7 +36,7 @@ class RecorderRoom(Room):
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
-        """Return whether the settings ask for it."""
+        """Return whether the settings enable it."""
         return RecorderSettings.of(settings) is not None
 
     @staticmethod
@@ -47,7 +47,7 @@ class RecorderRoom(Room):
 
     @staticmethod
     def drawn(settings: PoolSettings) -> Mapping[str, BaseModel]:
-        """Return its section with a salt."""
+        """Return its section with a random salt if it needs one."""
         recorder = RecorderSettings.of(settings)
         return {} if recorder is None else {recorder.key: recorder.salted()}
 

@@ -19,8 +19,8 @@ class RecorderSettings(Section):
     path
         Folder of the files; created if missing.
     text
-        How prompts and answers are recorded: docs/replay.md. Not at all (`none`), as hashes that n-gram and suffix
-        drafting can be replayed on (`hashes`), or as text (`full`).
+        How prompts and answers are recorded: docs/replay.md. Not at all (`none`), as hashes on which n-gram and suffix
+        drafting can be replayed (`hashes`), or as text (`full`).
     sample
         Share of requests to record, chosen at random.
     compression

@@ -1,1 +1,1 @@
-"""What is reported of single requests when they have ended: a line in the access log, and spans for OpenTelemetry."""
+"""Reports of ended requests: a line in the access log, and spans for OpenTelemetry."""

@@ -1,4 +1,4 @@
-"""The access log: a line for each request that has ended."""
+"""The access log: a line for each ended request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AccessLog:
     signal = "access_log"
 
     def __init__(self) -> None:
-        log.setLevel(logging.INFO)  # in every worker; but for the first they log errors only
+        log.setLevel(logging.INFO)  # in every worker: all but the first log only errors otherwise
 
     def write(self, trails: Sequence[Trail]) -> str:
         """Write the lines of requests."""
@@ -28,11 +28,11 @@ class AccessLog:
         return ""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
 
 def fields_of(trail: Trail) -> dict[str, Any]:
-    """Return what the log says of a request; nothing of its texts."""
+    """Return the log fields of a request, without its texts."""
     outcome = trail.outcome
     fields: dict[str, Any] = {
         "request_id": trail.request_id.decode("latin-1"),

@@ -1,4 +1,4 @@
-"""Reports as a room of the gateway: which requests are reported, and the threads that report them."""
+"""The room for reports: selects the requests to report, and runs the threads that do so."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _LOG_LINES = 4096
 
 
 class Outlet:
-    """The way of ended requests to the access log, or to spans, in a thread of its own."""
+    """Passes ended requests to the access log or to spans, in a thread of its own."""
 
     def __init__(self, sink: AccessLog | Spans, max_trails: int, delay_s: float) -> None:
         self._sink = sink
         self._max_trails = max_trails  # most trails that wait; further ones are dropped
-        self._delay_s = delay_s  # seconds after which a batch is passed on that is not full
+        self._delay_s = delay_s  # seconds after which an incomplete batch is passed on
         self._queue: deque[Trail] = deque()
         self._awake = threading.Event()
         self._stopping = self._gives_up = False
@@ -69,7 +69,7 @@ class Outlet:
         self._thread.start()
 
     def stop(self) -> None:
-        """Pass on the rest and end the thread; what a sink does not take within seconds is dropped."""
+        """Pass on the rest and end the thread; drop what the sink does not accept within seconds."""
         self._stopping = True
         self._awake.set()
         if self._thread.is_alive():
@@ -90,10 +90,10 @@ class Outlet:
         while not is_last:
             self._awake.wait(self._delay_s)
             self._awake.clear()
-            is_last = self._stopping  # what came until then is passed on
+            is_last = self._stopping  # pass on what arrived until then
             while self._queue and not self._gives_up:
                 self._pass_on([self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))])
-                time.sleep(_PAUSE_S)  # releases the interpreter, for which the event loop would otherwise wait 5 ms
+                time.sleep(_PAUSE_S)  # releases the GIL, for which the event loop would otherwise wait 5 ms
 
     def _pass_on(self, trails: list[Trail]) -> None:
         try:
@@ -125,7 +125,7 @@ class Reporter:
         self.outlets = [outlet for outlet in (self._spans, self._log) if outlet is not None]
 
     def follow(self, request: RequestHeaders, request_id: bytes) -> Trail | None:
-        """Return the trail of a request, if anything will be reported of it."""
+        """Return the trail of a request, if it will be reported."""
         return self._trail(request_id, request.method, request.path, request.lines)
 
     def refuse(self, refused: Refused, error: GatewayError) -> None:
@@ -168,7 +168,7 @@ class ReportsRoom(Room):
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
-        """Return whether the settings ask for a report."""
+        """Return whether the settings enable any report."""
         return settings.telemetry.otlp is not None or settings.telemetry.access_log > 0.0
 
     def start(self) -> None:

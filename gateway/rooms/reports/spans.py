@@ -1,8 +1,8 @@
-"""Spans for OpenTelemetry, made after their request has ended: the request path only draws their ids.
+"""Spans for OpenTelemetry, built after their request has ended: the request path only draws their ids.
 
-Their attributes follow OpenTelemetry's semantic conventions of HTTP and of generative AI,
+Their attributes follow OpenTelemetry's semantic conventions for HTTP and for generative AI,
 https://github.com/open-telemetry/semantic-conventions-genai, which are in development, so names may change with a
-version of the gateway. What has no name there begins with `gateway.`.
+version of the gateway. Attributes without a name there begin with `gateway.`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Attributes = dict[str, AttributeValue | None]
 
 
 class _FirstSaid(logging.Handler):
-    """Keeps the first of what the library has logged of an export, which says most of why it failed."""
+    """Keeps the library's first log message about an export, which best explains a failure."""
 
     text = ""
 
@@ -54,7 +54,7 @@ class _FirstSaid(logging.Handler):
 
 
 class Spans:
-    """Exports a span for each sampled request, and one below it for each attempt."""
+    """Exports a span for each sampled request, and a child span for each attempt."""
 
     signal = "spans"
 
@@ -81,7 +81,7 @@ class Spans:
         return "" if result is SpanExportResult.SUCCESS else self._said.text or "the collector does not take them"
 
     def close(self) -> None:
-        """End the connection, and the wait for a collector that is out of reach."""
+        """Close the connection, and stop waiting for an unreachable collector."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trail: Trail, offset_s: float) -> Iterator[ReadableSpan]:
@@ -139,7 +139,7 @@ class Spans:
 
 
 def _of_request(trail: Trail, route: str) -> Attributes:
-    """Return the attributes of the span of a request; `route` is empty for a path that is not one for inference."""
+    """Return the attributes of the span of a request; `route` is empty unless the path is for inference."""
     return {
         "http.request.method": trail.method,
         "http.route": route,
@@ -159,7 +159,7 @@ def _of_request(trail: Trail, route: str) -> Attributes:
 
 
 def _of_leg(trail: Trail, leg: Leg, operation: str | None, *, is_last: bool) -> Attributes:
-    """Return the attributes of the span of an attempt, the last of which gave the answer."""
+    """Return the attributes of the span of an attempt; the last one gave the answer."""
     decision, features, outcome = leg.decision, trail.features, trail.outcome
     attributes: Attributes = {
         "http.request.method": trail.method,
@@ -212,7 +212,7 @@ def _error_of(trail: Trail) -> str:
 
 
 def _resource() -> Resource:
-    """Return what is exported about this process; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it."""
+    """Return the attributes of this process; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them."""
     own = {
         "service.name": "speculation-gateway",
         "service.version": __version__,

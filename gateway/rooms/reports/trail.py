@@ -1,6 +1,6 @@
-"""The trail of one request: what is reported of it when it has ended.
+"""The trail of one request: what is reported when it has ended.
 
-Its span has its place in the trace of the client by the headers `traceparent` and `tracestate`: W3C Trace Context,
+The headers `traceparent` and `tracestate` place its span in the client's trace: W3C Trace Context,
 https://www.w3.org/TR/trace-context/.
 """
 
@@ -26,7 +26,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    r"""A span, as its process names it to the next one.
+    r"""A span, as one process names it to the next.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class TraceParent:
 
 
 def read_traceparent(lines: bytes) -> TraceParent | None:
-    r"""Return the span that header lines name; None if they name none, several or an invalid one.
+    r"""Return the span named in header lines; None if they name none, several or an invalid one.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def read_traceparent(lines: bytes) -> TraceParent | None:
 
 
 def with_parent(lines: bytes, parent: TraceParent, *, keeps_state: bool) -> bytes:
-    r"""Return header lines that name another span; with the `tracestate` that there is only if it belongs to its trace.
+    r"""Return header lines that name another span; they keep a `tracestate` only if it belongs to that trace.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Leg:
         self.decision = decision
         self.began_s = began_s  # when it was sent, by `time.perf_counter`
         self.span_id = span_id  # 0 if the request gets no spans
-        # Why the request went to another backend then, as `gateway_retries_total` names it; else empty.
+        # Why the request then went to another backend, as `gateway_retries_total` names it; else empty.
         self.failure = ""
         self.method = self.host = ""
         self.port = 0  # address of the backend; its path and 0 for a Unix socket
@@ -119,7 +119,7 @@ class Trail(Traced):
         self.client = self.model = ""
         self.status = 0
         self.label = self.error = self.retried_from = self.rescued_from = ""
-        # Times by `time.perf_counter`, as those of `EndedExchange`.
+        # Times by `time.perf_counter`, as in `EndedExchange`.
         self.arrived_s = self.first_s = self.ended_s = self.waited_s = 0.0
         self.features: RequestFeatures | None = None
         self.outcome: Outcome | None = None
@@ -136,7 +136,7 @@ class Trail(Traced):
         return self.trace is not None and self.trace.is_sampled
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Begin a leg, and tell the backend its span."""
+        """Begin a leg, and set its span in the header lines for the backend."""
         trace, span_id = self.trace, 0
         if trace is not None and (trace.is_sampled or self.parent is None):
             span_id = getrandbits(64) or 1
@@ -155,7 +155,7 @@ class Trail(Traced):
         self._report(self)
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Keep what is reported, without the texts of the request, and report it."""
+        """Copy what to report, without the texts of the request, and report it."""
         self.client, self.model = ended.client.name, ended.routed.model.name
         self.status, self.label = ended.status, ended.label
         self.arrived_s, self.first_s = ended.arrived_s, ended.first_s

@@ -1,4 +1,4 @@
-"""The rest of a stream, from another backend, as events of the stream that has begun."""
+"""Rewrites the rest of a stream, from another backend, as events of the stream that has begun."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from policies.features.request import Endpoint
 
 DONE: Final = b"data: [DONE]\n\n"
 _NOTHING: Final[Mapping[str, object]] = {}
-_SPECIAL: Final = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z_]{1,20}\])")  # the form of the names of special tokens
+_SPECIAL: Final = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z_]{1,20}\])")  # what special tokens look like
 
 
 class InexactSeamError(Exception):
-    """The text that the client has is not that of the tokens so far."""
+    """Raised if the client's text is not that of the tokens so far."""
 
 
 def ends_within_character(text: str, decoded: str) -> bool:
-    r"""Return whether the text of the tokens so far ends in a part of a character, which the client does not have.
+    r"""Return whether the decoded tokens end in part of a character, which the client does not have.
 
-    Otherwise it must be what the client has. An engine withholds such a part, and leaves out special tokens.
+    Otherwise they must equal the client's text; raise `InexactSeamError` if not. An engine withholds such a part, and
+    leaves out special tokens.
 
     Examples
     --------
@@ -51,18 +52,18 @@ def ends_within_character(text: str, decoded: str) -> bool:
 
 
 class ContinuedStream:
-    """Makes the events of another backend those of the stream that has begun."""
+    """Rewrites the events of another backend as those of the stream that has begun."""
 
     def __init__(self, request: RescuableRequest, passed: PassedStream) -> None:
         self._request = request
-        self._passed = passed  # what the client has; grows with what it gets
+        self._passed = passed  # what the client has, updated here
         self._tokens_before = len(passed.ids)
         self._events = EventStream(request.endpoint)
         self.is_done = False  # whether the stream is complete
-        self.has_error = False  # whether the backend has ended it with an error
+        self.has_error = False  # whether the backend ended it with an error
 
     def feed(self, data: bytes) -> bytes:
-        """Return the events for the client; stops at the end of the stream, and where its engine gives it up."""
+        """Return the events for the client; stop at the end of the stream, or where its engine gives it up."""
         out: list[bytes] = []
         for line in self._events.feed(data).split(b"\n"):
             if self.is_done or self.has_error or not line.startswith(b"data:"):
@@ -74,7 +75,7 @@ class ContinuedStream:
                 continue
             try:
                 out.extend(self._events_for(orjson.loads(value)))
-            except (AttributeError, LookupError, OverflowError, TypeError, ValueError):  # an error, or nonsense
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError):  # an error, or invalid
                 self.has_error = True
         self.has_error = self.has_error or self._events.withheld != b""
         return b"".join(out)
@@ -98,7 +99,7 @@ class ContinuedStream:
         passed.ids.extend(choice.get("token_ids") or [])
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
-        # Of a request that was sent again, since the client had no text: reasoning, for example.
+        # Only if the request itself was resent, since the client had no text: such as reasoning.
         others = {name: value for name, value in delta.items() if value and name not in OUTPUT}
         passed.is_text = passed.is_text and not others
         reason = choice.get("finish_reason") or ""
@@ -126,7 +127,7 @@ class ContinuedStream:
     def _usage_event(self, completion_tokens: int, source: dict[str, Any]) -> bytes:
         """Return the event with the usage of the whole answer.
 
-        The backend's `metrics` (times, acceptance) are left out: they are those of the rest alone.
+        The backend's `metrics` (times, acceptance) are left out: they cover only the rest.
         """
         self._passed.has_usage = True
         prompt_tokens = len(self._passed.prompt_ids)

@@ -1,4 +1,4 @@
-"""What a stream has passed on: its text, the ids of its tokens, and what all of its events have in common."""
+"""What a stream has passed on: its text, the ids of its tokens, and the fields common to all events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import orjson
 MAX_CHARS: Final = 1 << 20
 """Length of the longest text that is kept; a longer stream is not rescued."""
 
-_UNREAD_BYTES: Final = 1 << 16  # events are kept unread up to this size, so that most streams are never parsed
-_MOST_UNREAD_BYTES: Final = 1 << 22  # what comes faster than it is parsed, which no engine does, is not rescued
+_UNREAD_BYTES: Final = 1 << 16  # events stay unparsed up to this size, so that most streams are never parsed
+_MOST_UNREAD_BYTES: Final = 1 << 22  # a stream faster than its parsing, which no engine sends, is not rescued
 _IDS: Final = re.compile(rb'(token_ids":\s*)\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
@@ -20,7 +20,7 @@ _LIST: Final = b'token_ids":['
 _HAS_PROMPT_IDS: Final = b'prompt_token_ids":'
 _PROMPT_IDS: Final = re.compile(rb'prompt_token_ids":\s*\[')
 OUTPUT: Final = frozenset({"role", "content"})
-"""Other fields of a delta are reasoning, refusals, calls."""
+"""Fields of a delta that are text; others are reasoning, refusals, calls."""
 
 
 class PassedStream:
@@ -37,16 +37,16 @@ class PassedStream:
     """
 
     def __init__(self) -> None:
-        # The fields that all events have in common: `id`, `object`, `created` and `model`.
+        # The fields common to all events: `id`, `object`, `created` and `model`.
         self.head: dict[str, Any] = {}
-        # prompt_ids, ids: ids of the prompt's tokens, and of those generated; complete once `is_exact` was asked.
+        # prompt_ids, ids: ids of the prompt's tokens, and of those generated; complete once `is_exact` was called.
         self.prompt_ids = array("I")
         self.ids = array("I")
         self.finish_reason = ""  # empty before the stream has one
         self.has_usage = False  # whether the usage has been passed on
-        self.is_text = True  # whether another backend has added nothing but text
+        self.is_text = True  # whether other backends have added only text
         self._is_whole = True
-        self.prompt = b""  # the ids of the prompt, unread: there may be 100,000; empty if the engine tells none
+        self.prompt = b""  # the ids of the prompt, unparsed: there may be 100,000; empty if the engine sends none
         self._unread = bytearray()
         self._texts: list[str] = []
         self._chars = 0
@@ -54,14 +54,14 @@ class PassedStream:
     # For each read of the stream
 
     def take(self, data: bytes) -> bytes:
-        """Keep complete events, and return what the client gets of them: no ids."""
+        """Keep complete events, and return them for the client, without ids."""
         has_prompt = not self.prompt and data.find(_HAS_PROMPT_IDS) >= 0
         if has_prompt and (found := _PROMPT_IDS.search(data)) is not None:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
             self.prompt, data = data[begin:end], data[:begin] + b"null" + data[end:]
         if self._is_whole:
             self._unread += data
-            if len(self._unread) > _UNREAD_BYTES:  # one piece for each read: others wait meanwhile
+            if len(self._unread) > _UNREAD_BYTES:  # one piece per read, to let others run
                 self._read_piece()
                 if len(self._unread) > _MOST_UNREAD_BYTES:
                     self._give_up()
@@ -69,7 +69,7 @@ class PassedStream:
         end = data.find(b"]", at) + 1
         if at >= 0 and data.find(_HAS_IDS, end) < 0:  # one list, as in most reads
             return data[:at] + _NO_IDS + data[end:]
-        # `sub` alone would be dear where it finds nothing, since it reads its template first.
+        # `sub` alone is slow if it finds nothing, since it parses its template first.
         if data.find(_HAS_IDS) < 0 or _IDS.search(data) is None:
             return data
         return _IDS.sub(rb"\1null", data)
@@ -85,7 +85,7 @@ class PassedStream:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the stream had nothing but text whose tokens are known, not too much of it."""
+        """Whether the stream had only text, whose tokens are known, within the limit."""
         self.read()
         try:
             if self.prompt and not self.prompt_ids:
@@ -95,7 +95,7 @@ class PassedStream:
         return self._is_whole and self.is_text and bool(self.head) and (bool(self.prompt_ids) or not self.ids)
 
     def read(self) -> None:
-        """Parse the events that were kept unread."""
+        """Parse the events kept so far."""
         while self._unread:
             self._read_piece()
 
@@ -114,14 +114,14 @@ class PassedStream:
             self._give_up()
 
     def add(self, text: str) -> None:
-        """Add text that another backend has generated; raises if an engine sent something else in its place."""
+        """Add text from another backend; raise `TypeError` if it is not text."""
         if not isinstance(text, str):
             raise TypeError("expected a text")
         self._texts.append(text)
         self._chars += len(text)
 
     def drop_ids(self, count: int) -> None:
-        """Drop the last tokens, of whose text the client has nothing."""
+        """Drop the last tokens, whose text the client does not have."""
         del self.ids[len(self.ids) - count :]
 
     def _give_up(self) -> None:
@@ -150,7 +150,7 @@ class PassedStream:
         if ids:
             self.ids.extend(ids)
         elif text:
-            self._give_up()  # an engine that does not report them
+            self._give_up()  # the engine does not report them
             return
         self.add(text)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason

@@ -1,4 +1,4 @@
-"""Which requests another backend can go on with, and the request that it gets for that."""
+"""Which requests another backend can resume, and the request that it gets for that."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _COPIED: Final = frozenset(
     stop_token_ids ignore_eos allowed_token_ids skip_special_tokens
     spaces_between_special_tokens priority cache_salt session_id user""".split()  # noqa: SIM905
 )
-"""Parameters that mean the same of a token wherever it is in an answer, and the same in both APIs."""
+"""Parameters that affect each token alike, wherever it is in an answer, and mean the same in both APIs."""
 
 _OF_THE_PROMPT: Final = frozenset(
     """messages prompt chat_template chat_template_kwargs add_generation_prompt documents continue_final_message
     add_special_tokens truncate_prompt_tokens truncation_side reasoning_effort include_reasoning
     parallel_tool_calls""".split()  # noqa: SIM905
 )
-"""Parameters that shape the prompt, whose tokens are known, or the reading of reasoning and calls, which exclude."""
+"""Parameters that shape the prompt, whose tokens are known, or the parsing of reasoning and calls, which exclude it."""
 
 _WITHOUT_EFFECT: Final = frozenset({"metadata", "store", "service_tier", "request_id", "length_penalty"})
 _LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed"})
@@ -39,24 +39,24 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "tool_choice": "none",
     "response_format": {"type": "text"},
 }
-"""Parameters that allow it with one value, besides those that mean nothing; of others, 0 may mean something."""
+"""Parameters that allow rescue with this value, or an empty one; for others, 0 may have a meaning."""
 
 _KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
 MAX_BODY_BYTES: Final = 1 << 19
-"""Size of the largest request that is rescued: its first event, with the ids of the prompt, is held in one piece."""
+"""Size of the largest request to rescue: its first event, with the ids of the prompt, is held in one piece."""
 
 
 class RescuableRequest:
-    """A streamed request that another backend can go on with."""
+    """A streamed request that another backend can resume."""
 
     def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
         self._body = body
-        self.model = document.get("model")  # name of the model, as the client sent it; None if it sent none
-        # Largest number of tokens of the answer; None for the rest of the context.
+        self.model = document.get("model")  # name of the model, as sent by the client; None if it sent none
+        # Most tokens of the answer; None for the rest of the context.
         self.max_tokens = _max_tokens(endpoint, document)
         options = document.get("stream_options") or {}
         self.with_usage = bool(options.get("include_usage"))  # whether the stream ends with its usage
@@ -64,7 +64,7 @@ class RescuableRequest:
 
     @property
     def body(self) -> bytes:
-        """The body of the request, which also asks for the ids of the tokens; not kept, since it may be long."""
+        """The body of the request, plus `return_token_ids`; not cached, since it may be long."""
         return insert_field(self._body, b'"return_token_ids":true')
 
     def remaining_tokens(self, generated: int) -> int | None:
@@ -72,8 +72,8 @@ class RescuableRequest:
         return None if self.max_tokens is None else self.max_tokens - generated
 
     def continuation(self, prompt_ids: list[int], ids: list[int]) -> bytes:
-        """Return the body of the request for the rest of the answer, a completion of all tokens so far."""
-        sent = orjson.loads(self._body)  # with the priority that the gateway has given it
+        """Return the body of the request for the rest of the answer: a completion of all tokens so far."""
+        sent = orjson.loads(self._body)  # with the priority that the gateway has set
         document = {
             **{name: value for name, value in sent.items() if name in _COPIED},
             "prompt": prompt_ids + ids,
@@ -86,9 +86,9 @@ class RescuableRequest:
 
 
 def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> RescuableRequest | None:
-    """Return a request in the form that another backend can go on with; None if none can.
+    """Return a request that another backend can resume; None if none can.
 
-    A parameter that is set and not known here excludes its request: it may not hold across the seam.
+    An unknown parameter excludes its request: its effect may not carry across the seam.
 
     Examples
     --------
@@ -118,11 +118,11 @@ def _is_known(document: Mapping[str, Any]) -> bool:
         if not isinstance(document.get(name), (int, type(None))):
             return False
     is_greedy = document.get("temperature") == 0
-    return document.get("seed") is None or is_greedy  # else the random numbers would begin anew
+    return document.get("seed") is None or is_greedy  # else the random numbers would start over
 
 
 def _has_text(messages: object) -> bool:
-    """Return whether all messages are text: what the ids of an image stand for is not in them."""
+    """Return whether all messages are text: token ids do not contain an image."""
     if not isinstance(messages, list):
         return False
     for message in messages:
@@ -143,7 +143,7 @@ def _has_prompt(prompt: object) -> bool:
 
 
 def _max_tokens(endpoint: Endpoint, document: Mapping[str, Any]) -> int | None:
-    """Return the limit of the tokens, as vLLM reads it."""
+    """Return the limit on tokens, as vLLM reads it."""
     if endpoint is Endpoint.COMPLETIONS:
         limit: int | None = document.get("max_tokens", _DEFAULT_COMPLETION_TOKENS)
         return limit

@@ -1,4 +1,4 @@
-"""The rescue of one stream: the calls to another backend that goes on with it."""
+"""The rescue of one stream: the calls to the backend that resumes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.routing.routed_request import RoutedRequest
 log = logging.getLogger(__name__)
 
 MAX_RESCUES: Final = 2
-"""Rescues of a request: one that brings down whatever serves it must not go through the whole pool."""
+"""Most rescues of a request: one that crashes its backends must not go through the whole pool."""
 
 _DECODE_TARGET: Final = b"/detokenize"
 _MAX_DECODED_BYTES: Final = 1 << 23
@@ -32,22 +32,21 @@ _MAX_DROPPED: Final = 3  # tokens of an incomplete character, which has up to fo
 
 
 class Rescue(Receiver):
-    """What goes on with the stream of one exchange elsewhere; a `Rescuer`, and the receiver of the calls for that.
+    """Resumes the stream of one exchange at another backend: a `Rescuer`, and the receiver of its calls.
 
-    First the backend that is to go on decodes the tokens so far: their text must be the one that the client has. Then
-    it continues them.
+    First, the other backend decodes the tokens so far: their text must be the client's. Then it continues them.
     """
 
     def __init__(self, target: bytes, request: RescuableRequest | None) -> None:
         self._target = target  # of the request
         self.left: list[str] = []
         self.is_waiting = False
-        self._attempt: Streaming | None = None  # at the backend that is to go on; None before one is
-        self._request = request  # None if no other backend could go on with it
+        self._attempt: Streaming | None = None  # at the backend that should resume; None before a rescue
+        self._request = request  # None if no other backend could resume it
         self._passed: PassedStream | None = None  # what the client has; None before the first event
         self._events: EventStream | None = None
         self._left_tokens = 0  # tokens of the answer when the first backend failed
-        self._left_at: Upstream | None = None  # the backend that failed last
+        self._left_at: Upstream | None = None  # the last backend that failed
         self._left_message = ""
         self._continued: ContinuedStream | None = None
         self._status = 0
@@ -59,16 +58,16 @@ class Rescue(Receiver):
 
     @property
     def body(self) -> bytes | None:
-        """The body that is sent in place of the request's; None if no other backend could go on with it."""
+        """The body to send in place of the request's; None if no other backend could resume it."""
         return None if self._request is None else self._request.body
 
     @property
     def has_ids(self) -> bool:
-        """Whether the engine has told the ids of tokens."""
+        """Whether the engine has sent token ids."""
         return self._passed is not None and self._passed.prompt != b""
 
     def watch(self, events: EventStream) -> None:
-        """Follow the events of a stream that begins."""
+        """Follow the events of a new stream."""
         if self._request is not None:
             self._events, self._passed = events, PassedStream()
             events.watch(self._passed)
@@ -82,7 +81,7 @@ class Rescue(Receiver):
         return Outlook.ELSEWHERE if len(self.left) < MAX_RESCUES else Outlook.NONE
 
     def go_on(self, attempt: Streaming, candidates: list[Backend], message: str) -> None:
-        """Resume the stream on one of the candidates; `message` is what the present backend did."""
+        """Resume the stream on one of the candidates; `message` says what the current backend did."""
         request, passed = self._parts()
         upstream = attempt.upstream
         name = upstream.backend.name
@@ -100,20 +99,20 @@ class Rescue(Receiver):
         log.info(text, model, to, len(passed.ids), name, message, extra={"fields": fields})
         if passed.text:
             self._decode()
-        else:  # as the request was: the client has no text, only marks, such as that of the beginning of reasoning
+        else:  # resend the request: the client has no text, only marks such as the start of reasoning
             passed.drop_ids(len(passed.ids))
             self._continued = ContinuedStream(request, passed)
             following.ask(self._target, request.body, self)
 
     def close(self, attempt: Streaming) -> None:
-        """Write the end that is missing of a stream whose whole text has been passed on."""
+        """Write the missing end of a stream whose whole text has been passed on."""
         request, passed = self._parts()
         if self._events is not None:
             self._events.restart()
         _end_with(attempt, ContinuedStream(request, passed).close(passed.finish_reason))
 
     def rescued(self) -> Rescued | None:
-        """Return what has been rescued; None if no other backend went on."""
+        """Return what was rescued; None if no other backend resumed the stream."""
         if not self.left or self._passed is None:
             return None
         usage = Usage(prompt_tokens=len(self._passed.prompt_ids), output_tokens=len(self._passed.ids))
@@ -122,7 +121,7 @@ class Rescue(Receiver):
     # Called by the upstream client
 
     def on_head(self, status: int, headers: HeaderList) -> None:
-        """Keep the status, and refuse what is no stream of events."""
+        """Keep the status; fail if the answer is not an event stream."""
         self._status = status
         if self._continued is None:
             return
@@ -131,7 +130,7 @@ class Rescue(Receiver):
             self.on_error(UpstreamError("refused", f"answered {status} to a request for the rest of an answer"))
 
     def on_data(self, data: bytes) -> None:
-        """Pass events on, or keep a decoded text."""
+        """Pass events on, or collect the decoded text."""
         continued, attempt = self._continued, self._now()
         if continued is None:
             self._decoded.append(data)
@@ -146,7 +145,7 @@ class Rescue(Receiver):
             self.on_error(UpstreamError("broken", "ended the rest of an answer with an error"))
 
     def on_end(self) -> None:
-        """Go on with the decoded text, or end the stream."""
+        """Check the decoded text and continue, or end the stream."""
         if self._continued is None:
             self._continue()
         elif self._continued.is_done:
@@ -155,7 +154,7 @@ class Rescue(Receiver):
             self.on_error(UpstreamError("broken", "ended the rest of an answer before it was complete"))
 
     def on_error(self, error: UpstreamError) -> None:
-        """Handle a failure of the backend that is to go on as one of any other."""
+        """Handle a failure of the resuming backend like any other."""
         self._now().on_error(error)
 
     # The two calls
@@ -167,7 +166,7 @@ class Rescue(Receiver):
         self._now().ask(_DECODE_TARGET, orjson.dumps({"model": request.model, "tokens": ids}), self)
 
     def _continue(self) -> None:
-        """Continue the tokens so far, if their text is the one that the client has."""
+        """Continue the tokens so far, if their text is the client's."""
         request, passed = self._parts()
         try:
             decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
@@ -193,7 +192,7 @@ class Rescue(Receiver):
         self._now().ask(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()), self)
 
     def _give_up(self) -> None:
-        """End the stream with the error of the backend that failed, since another one cannot go on exactly."""
+        """End the stream with the error of the failed backend, since no exact continuation is possible."""
         assert self._left_at is not None
         self._now().give_up(self._left_at, self._left_message)
 
@@ -208,14 +207,14 @@ class Rescue(Receiver):
 
 
 def _end_with(attempt: Streaming, events: bytes) -> None:
-    """End a stream with some last events, whatever its backend still sends."""
+    """End a stream with these last events, whatever its backend still sends."""
     attempt.cancel()
     attempt.on_data(events)
     attempt.on_end()
 
 
 def rescue_for(request: RequestHeaders, body: bytes, routed: RoutedRequest) -> Rescue:
-    """Return what goes on with the stream of a request elsewhere."""
+    """Return the rescuer of a request's stream."""
     found = None
     if routed.document is not None and not routed.headers.backend:
         found = rescuable(request.endpoint, body, routed.document)

@@ -7,7 +7,7 @@ from gateway.rooms.rescue.rescue import rescue_for
 
 
 class RescueRoom(Room):
-    """Lets another backend go on with a stream whose backend fails."""
+    """Lets another backend resume a stream whose backend fails."""
 
     order = 1
     rescuer_for = staticmethod(rescue_for)

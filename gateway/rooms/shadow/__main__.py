@@ -36,7 +36,7 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
         try:
             tokens_per_step = replayed_text(text, body, answer, arms)
             result: dict[str, Any] = {"tokens_per_step": tokens_per_step, "cpu_s": time.process_time() - began_s}
-        except Exception as error:  # noqa: BLE001 -- the process is that of all texts
+        except Exception as error:  # noqa: BLE001 -- the process serves all texts
             result = {"error": place_of(error), "cpu_s": time.process_time() - began_s}
         sink.write(orjson.dumps(result) + b"\n")
         sink.flush()
@@ -45,7 +45,7 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
 def replayed_text(text: dict[str, Any], body: bytes, answer: bytes, arms: Sequence[ShadowArm]) -> dict[str, float]:
     """Return the tokens per step of each arm; empty if the text is too short.
 
-    Uses token ids if the request and the answer contain them, or else pieces of the text.
+    It uses token ids if request and answer contain them, else pieces of the text.
     """
     endpoint = Endpoint(text["endpoint"])
     document = orjson.loads(body)
@@ -63,5 +63,5 @@ def replayed_text(text: dict[str, Any], body: bytes, answer: bytes, arms: Sequen
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the gateway ends this one
-    os.nice(19)  # requests have priority: on a busy machine this gets a seventieth of a core
+    os.nice(19)  # requests come first: on a busy machine, this gets a seventieth of a core
     main(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""The texts of finished requests, the thread that passes them on, and the process that replays drafting on them."""
+"""Collects the texts of finished requests, and runs the thread and the process that replay drafting on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from policies.roles import Learner
 log = logging.getLogger(__name__)
 
 MOST_TEXTS: Final = 256
-"""Finished texts that wait for their replay; further ones are skipped."""
+"""Most finished texts that wait for replay; further ones are skipped."""
 _MOST_QUEUED_BYTES: Final = 64 * 2**20
 MOST_TEXT_BYTES: Final = 2**20
 """Size of a request or an answer, with 200 bytes per streamed chunk, above which it is skipped."""
@@ -67,10 +67,10 @@ class AnswerText(Observer):
     """
 
     needs_answer: ClassVar[bool] = False
-    outcome: Outcome  # outcome of the request; not set before its end
+    outcome: Outcome  # of the request; unset before its end
 
     def __init__(self, add: Callable[[AnswerText], None], body: bytes, room: int) -> None:
-        self._add = add  # called with this, complete, if the request succeeds
+        self._add = add  # called with the complete text if the request succeeds
         self._room = room  # largest answer in bytes
         self.body = body
         self.size_bytes = len(body)
@@ -108,12 +108,12 @@ class ShadowDrafting:
         self._arms = _encoded(arms)
         self._queue: deque[AnswerText] = deque()
         self._results: deque[Outcome] = deque()
-        # Two counters with one writer each: the event loop and the thread. Their difference is what waits.
+        # Two counters with one writer each, the event loop and the thread. Their difference is in the queue.
         self._entered_bytes = 0
         self._left_bytes = 0
         self._awake = threading.Event()
         self._stopping = threading.Event()
-        self._drafting: threading.Thread | None = None  # compiled, `_thread` would be `__thread`, a keyword of gcc
+        self._drafting: threading.Thread | None = None  # when compiled, `_thread` would be `__thread`, a gcc keyword
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ShadowRoom(Room):
-    """Has drafting replayed for each model whose policy and pool make use of it."""
+    """Replays drafting for each model whose policy and pool use it."""
 
     order = 2
     work = ("shadow drafting",)
@@ -29,7 +29,7 @@ class ShadowRoom(Room):
         self._is_started = False
 
     def follow(self) -> Mapping[str, Follower]:
-        """Begin with the models that need it now, and end with those that no longer do."""
+        """Start for models that now need it, and stop for those that no longer do."""
         before = self.drafting
         found = {name: self._drafting(model, before.get(name)) for name, model in self.gateway.models.items()}
         self.drafting = {name: drafting for name, drafting in found.items() if drafting is not None}
@@ -42,13 +42,13 @@ class ShadowRoom(Room):
         return self.drafting
 
     def start(self) -> None:
-        """Start the threads and their processes, which load meanwhile."""
+        """Start the threads and their processes, which load in the background."""
         self._is_started = True
         for drafting in self.drafting.values():
             drafting.start()
 
     async def stop(self) -> None:
-        """End them."""
+        """Stop the threads and their processes."""
         for drafting in self.drafting.values():
             await asyncio.to_thread(drafting.stop)
 

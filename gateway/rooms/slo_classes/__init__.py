@@ -1,1 +1,1 @@
-"""Latency objectives of requests, and how many are served in time."""
+"""Latency objectives of requests, and how many are kept."""

@@ -1,4 +1,4 @@
-"""Latency objectives as a room of the gateway: it counts the requests that are served in time, by class."""
+"""The room for latency objectives: it counts the requests that are served in time, by class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SloRoom(Room):
-    """Judges the requests that have an objective, their own or that of their key, class or model."""
+    """Judges the requests that have an objective, of their own or from their key, class or model."""
 
     order = 10
 
@@ -29,7 +29,7 @@ class SloRoom(Room):
         self._ttft = gateway.metrics.histogram("gateway_slo_ttft_seconds")
 
     def follow(self) -> Mapping[str, Follower]:
-        """Judge the requests of the models for which the settings know of objectives."""
+        """Judge the requests of models that may have objectives by the settings."""
         settings, judges = self.gateway.settings, dict[str, Follower]()
         is_for_all = bool(settings.slo_classes) or any(key.slo or key.slo_class for key in settings.keys)
         for name, model in self.gateway.models.items():
@@ -60,7 +60,7 @@ class _Judge(Observer):
         return None if headers is NO_ROUTING_HEADERS or judged(routed) is None else self
 
     def on_end(self, ended: EndedExchange) -> None:
-        """Count the request, unless its client made it fail."""
+        """Count the request, unless its failure is the client's fault."""
         slo_class, outcome = judged(ended.routed), against_objective(ended, self._slo)
         slo_class = "default" if slo_class is None else slo_class  # judged by the objective of its model
         if outcome:

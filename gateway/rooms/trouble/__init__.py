@@ -1,1 +1,1 @@
-"""Trouble: whether answers fail, stall or cannot be used, which the policies price or avoid."""
+"""Trouble: answers that fail, stall or are unusable, which policies price in or avoid."""

@@ -1,4 +1,4 @@
-"""Whether an answer that has ended without an error can be used."""
+"""Decides whether an answer that ended without an error is usable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.features.shape import JSON
 _TAIL_CHARS: Final = 512
 _MOST_PERIOD: Final = 64
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call", "completed"})
-"""Reasons to end of answers that say that they are whole: those cut by a limit may stop anywhere."""
+"""Finish reasons of complete answers; one cut at a limit may stop anywhere."""
 _PLAIN: Final = frozenset(
     {
         *("model", "messages", "prompt", "input", "instructions", "system", "previous_response_id"),
@@ -28,16 +28,16 @@ _PLAIN: Final = frozenset(
         *("cache_salt", "prompt_cache_key", "safety_identifier", "request_id", "return_token_ids"),
     }
 )
-"""Fields of requests that do not keep an engine from a whole answer; penalties are read by their values."""
+"""Request fields that do not keep an engine from a complete answer; penalties are judged by value."""
 _HOTTEST: Final = 1.0
-"""Temperature above which a model may write anything."""
+"""Temperature above which a model may produce anything."""
 
 
 def is_engines_own(request: RequestFeatures, body: Mapping[str, Any]) -> bool:
-    """Return whether it is the engine's doing, as far as it can be told, if the answer to a request cannot be used.
+    """Return whether an unusable answer to a request would be the engine's fault.
 
-    What the client asks for may cut an answer (`stop`), bend it (`bad_words`) or add to it (`echo`): a request with any
-    field that is not known to be harmless is no evidence. Fields that are empty count as absent.
+    The client's parameters may cut an answer (`stop`), bend it (`bad_words`) or add to it (`echo`): a request with any
+    field not known to be harmless is no evidence. Empty fields count as absent.
 
     Examples
     --------
@@ -54,10 +54,10 @@ def is_engines_own(request: RequestFeatures, body: Mapping[str, Any]) -> bool:
 
 
 def problem_of(endpoint: Endpoint, shape: Sequence[str], answer: bytes, *, stream: bool) -> str:
-    """Return what is wrong with an answer; empty if it can be used, or if that is not known.
+    """Return what is wrong with an answer; empty if it is usable, or that is unknown.
 
-    JSON that was asked for, and the arguments of tools, must parse in an answer that says that it is whole; one that
-    was cut at its limit must not end in endless repetition.
+    In an answer that declares itself complete, requested JSON and tool arguments must parse; an answer cut at its limit
+    must not end in endless repetition.
 
     Examples
     --------
@@ -79,11 +79,11 @@ def problem_of(endpoint: Endpoint, shape: Sequence[str], answer: bytes, *, strea
 
 
 class _Choice:
-    """What one choice of an answer says."""
+    """The content of one choice of an answer."""
 
     def __init__(self) -> None:
         self.text, self.reason, self.is_cut = "", "", False
-        self.arguments: dict[int, str] = {}  # of its calls of tools, by their index
+        self.arguments: dict[int, str] = {}  # of its tool calls, by index
 
     def add(self, message: dict[str, Any]) -> None:
         """Add a message, or a part of one."""
@@ -104,7 +104,7 @@ def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice
             one = found.setdefault(index if isinstance(index, int) else 0, _Choice())
             one.text += _text(choice.get("text"))
             one.reason = _text(choice.get("finish_reason")) or one.reason
-            # By a word or token at which the client wants it to end.
+            # Cut at a stop word or token of the client.
             one.is_cut |= choice.get("stop_reason") is not None
             if isinstance(message := choice.get("delta") or choice.get("message"), dict):
                 one.add(message)
@@ -112,7 +112,7 @@ def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice
 
 
 def _add_response(choice: _Choice, document: dict[str, Any]) -> None:
-    """Read a response of the responses API, which the last event of a stream holds too."""
+    """Read a response of the responses API, which the last event of a stream contains too."""
     response = document.get("response", document)
     if not isinstance(response, dict) or response.get("status") != "completed":
         return

@@ -1,4 +1,4 @@
-"""Trouble as a room of the gateway: it counts what goes wrong with requests that ask for something rare."""
+"""The room for trouble: it counts failures of requests with rare features."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.5
 _MOST_BYTES: Final = 1 << 18
-"""Of an answer, to see whether it can be used; of a longer one that is not known."""
+"""Size limit for judging whether an answer is usable."""
 _MOST_UNREAD_BYTES: Final = 1 << 22
-"""Of answers that are read in half a second; what comes beside them counts as good, so that less is found meanwhile."""
+"""Size limit for answers read per half second; further ones count as good, so that less is found."""
 _FAILURES: Final = frozenset({"status", "error", "garbage"})
-"""Kinds of failed attempts that may be owed to the request; a connection that breaks is not."""
+"""Kinds of failed attempts that the request may have caused; a broken connection is not one."""
 
 
 class TroubleRoom(Room):
-    """Counts what goes wrong, and says what is found."""
+    """Counts failures, and logs and exports what is found."""
 
     order = 3
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
-        # By model, then name and client.
+        # Findings by model, then name and client.
         self._shown: dict[str, dict[tuple[tuple[str, str, str], str], TroubleFinding]] = {}
         self._unread = _Unread()
 
     def follow(self) -> Mapping[str, Follower]:
-        """Follow the requests of the models that have more than one replica: with one, nothing is compared."""
+        """Follow the requests of models with more than one replica: with one, there is nothing to compare."""
         models = {name: model for name, model in self.gateway.models.items() if len(model.upstreams) > 1}
         return {name: _ModelFollower(model, self._unread) for name, model in models.items()}
 
@@ -67,7 +67,7 @@ class TroubleRoom(Room):
             self._shown[model_name] = found
 
     def start(self) -> None:
-        """Start reading answers, and looking for what goes wrong."""
+        """Start to read answers and to look for trouble."""
         self.running = background.keep_running("policies", self._look)
 
     async def _look(self) -> None:
@@ -82,7 +82,7 @@ class TroubleRoom(Room):
 
 
 class _Ended(NamedTuple):
-    """An answer that has ended and is yet to be read."""
+    """An ended answer that is yet to be read."""
 
     watch: _Watch
     features: RequestFeatures
@@ -91,13 +91,13 @@ class _Ended(NamedTuple):
     lost_s: float
 
     def problem(self) -> str:
-        """Return what is wrong with it; empty if it can be used."""
+        """Return what is wrong with it; empty if it is usable."""
         features, answer = self.features, b"".join(self.parts)
         return problem_of(features.endpoint, features.shape, answer, stream=self.is_stream)
 
 
 class _Unread:
-    """Answers that are yet to be read, which takes milliseconds each: not on the event loop."""
+    """Answers yet to be read, off the event loop, since each takes milliseconds."""
 
     def __init__(self) -> None:
         self._answers: list[_Ended] = []
@@ -113,13 +113,13 @@ class _Unread:
         return True
 
     def take(self) -> list[_Ended]:
-        """Return the answers, and forget them."""
+        """Return and remove all answers."""
         answers, self._answers, self._bytes = self._answers, [], 0
         return answers
 
 
 class _ModelFollower:
-    """Follows the requests of a model that ask for something rare, but for those that choose their backend."""
+    """Follows requests of a model with rare features, except those that choose their backend."""
 
     def __init__(self, model: Model, unread: _Unread) -> None:
         self._model = model
@@ -134,7 +134,7 @@ class _ModelFollower:
 
 
 class _Watch(Observer):
-    """Sees whether one request fails, stalls, or gets an answer that cannot be used."""
+    """Observes whether one request fails, stalls, or gets an unusable answer."""
 
     needs_answer = False
 
@@ -142,7 +142,7 @@ class _Watch(Observer):
         self._model = model
         self._unread = unread
         self._routed = routed
-        self._is_read = is_read  # whether the answer is kept, to be read at its end
+        self._is_read = is_read  # whether to keep the answer, to read at its end
         self._parts: list[bytes] = []
         self._bytes = 0
         self._backend: Backend | None = None
@@ -152,9 +152,9 @@ class _Watch(Observer):
         self._stalled_s = 0.0
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Begin with an attempt."""
+        """Begin an attempt; count one that was rescued."""
         now_s = time.perf_counter()
-        if decision.reason == "rescue":  # the stream goes on elsewhere
+        if decision.reason == "rescue":  # the stream is resumed elsewhere
             pause_s = now_s - self._last_s
             is_stalled = bool(self._first_s) and pause_s > STALL_S
             self.observe("stalled" if is_stalled else "failed", pause_s if is_stalled else now_s - self._sent_s)
@@ -162,11 +162,11 @@ class _Watch(Observer):
         self._first_s, self._chunks = 0.0, 0
 
     def on_retry(self, kind: str) -> None:
-        """Count an attempt that has failed."""
+        """Count a failed attempt."""
         self.observe("failed" if kind in _FAILURES else None, time.perf_counter() - self._sent_s)
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
-        """See how long the stream has paused."""
+        """Add up the stalls of the stream."""
         if self._first_s:
             pause_s = now_s - self._last_s
             if pause_s > STALL_S and pause_s * self._chunks > STALL_GAPS * (self._last_s - self._first_s):
@@ -205,7 +205,7 @@ class _Watch(Observer):
             self._parts.clear()
 
     def observe(self, problem: str | None, lost_s: float) -> None:
-        """Count how an attempt has ended; what says nothing about the request (None) is not."""
+        """Count how an attempt ended, unless that says nothing about the request (None)."""
         if problem is not None and self._backend is not None:
             age_s = time.perf_counter() - self._sent_s
             self._model.troubles.observe(self._routed.features, self._backend, problem, lost_s, age_s)
