@@ -1,4 +1,4 @@
-"""A guardrail and the detector around any policy; `learned` has both inside, where they share what it expects."""
+"""Wraps any policy in a guardrail and the detector; `learned` has both inside, where they share its expectations."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from policies.statistics import Statistics
 
 
 def build(name: str, settings: PolicySettings) -> Policy:
-    """Return a registered policy, with the guardrail and the detector that its settings ask for.
+    """Return a registered policy, with the guardrail and the detector if its settings enable them.
 
     Raises
     ------
     TypeError
-        If it has a method of a role that it does not inherit.
+        If the policy has a method of a role that it does not inherit.
     """
     policy = policies()[name](settings)
     check_roles(policy)
@@ -42,14 +42,14 @@ def build(name: str, settings: PolicySettings) -> Policy:
 
 
 def learned_of(policy: Policy) -> Learned | None:
-    """Return the `learned` whose expectations a policy has: itself, or the one that watches it; None without."""
+    """Return the `learned` behind a policy's expectations: itself, or the one that watches it; None without one."""
     if isinstance(policy, Guarded):
         return policy.watching
     return policy if isinstance(policy, Learned) else None
 
 
 def predicted_s(decision: Decision) -> float | None:
-    """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
+    """Return the predicted seconds to finish of a sent request; None if the policy predicts nothing."""
     memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
     return memo.own_s if isinstance(memo, Delay) else None
 
@@ -65,8 +65,8 @@ class _Memo(NamedTuple):
 class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
     """A policy with a guardrail and the detector around it.
 
-    The detector compares backends with expectations, which come from a `learned` that watches and decides nothing.
-    The policy is not asked for the scores of all candidates, since `least_loaded` may be the one that decides.
+    The detector compares backends with the expectations of a `learned` that watches but decides nothing. The policy is
+    not asked for the scores of all candidates, since `least_loaded` may decide.
     """
 
     guardrail: Guardrail
@@ -81,7 +81,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
         self.guardrail = Guardrail(policy.settings.guardrail)
         self.detector = Detector()
         seed = getattr(policy.settings, "seed", None)
-        self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
+        self._rng = Random(seed if seed is None else f"guarded {seed}")  # independent of the policy's random numbers
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
         self.watching: Learned | None = None
         if policy.settings.outlier_ejection:
@@ -96,12 +96,12 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     @property
     def statistics(self) -> Statistics | None:  # type: ignore[override]
-        """Those of the policy, else those of the one that watches."""
+        """Those of the policy, else those of `watching`."""
         kept = [each.statistics for each in self._parts if isinstance(each, Heir) and each.statistics is not None]
         return kept[0] if kept else None
 
     def take_over(self, previous: Policy) -> None:
-        """Continue with the comparison, the expectations, and what the policy inside has learned."""
+        """Take over the comparison, the expectations, and what the inner policy has learned."""
         inner = previous.policy if isinstance(previous, Guarded) else previous
         if isinstance(self.policy, Heir):
             self.policy.take_over(inner)
@@ -113,32 +113,32 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
             self.detector = self.watching.detector
 
     def forget(self, backend: str) -> None:
-        """Drop what the parts keep of a backend that has left."""
+        """Drop what the parts know about a backend that has left."""
         for part in self._informed:
             part.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Judge a backend anew."""
+        """Reset the judgment of a backend."""
         for part in self._informed:
             part.engine_changed(backend, change)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""
+        """Multiply the tokens per step that a backend's answers show by `factor`, to match its engine's counters."""
         for part in self._informed:
             part.correct(backend, factor)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember that a backend has a prompt which another gateway has sent."""
+        """Remember that a backend has a prompt sent by another gateway."""
         for part in self._informed:
             part.sent_elsewhere(backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds."""
+        """Forget prefixes unused for so many seconds."""
         for part in self._informed:
             part.evicted(backend, unused_s, is_full)
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose a candidate that does not rest: by the policy, or by `least_loaded` for the guardrail."""
+        """Choose a candidate that is not resting: by the policy, or by `least_loaded` for the guardrail."""
         watching, now_s = self.watching, self.clock()
         eligible = self.detector.admitted(candidates, now_s)
         decision = self._decide(request, eligible, self.policy.choose, self._rng, now_s)
@@ -161,14 +161,14 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
         return Decision(chosen.name, self.name, "frozen" if guardrail.frozen else "control", propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Rate each candidate as the policy does, noting what was found of it."""
+        """Rate each candidate as the policy does, noting what was found about it."""
         return [
             replace(each, note="; ".join([each.note, *map(str, self.detector.found.get(each.backend, ()))]))
             for each in assess(self.policy, request, candidates)
         ]
 
     def observe(self, outcome: Outcome) -> None:
-        """Compare the outcome with those of `least_loaded` and with what was expected, and let the policy learn."""
+        """Pass the outcome to the guardrail, to the policy, and to `watching` with its expectations."""
         memo = outcome.decision.memo
         own, watched, is_compared = memo if isinstance(memo, _Memo) else (memo, None, False)
         if is_compared and not outcome.was_paused and outcome.status == 200 and outcome.output_tokens >= 1:
@@ -179,7 +179,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
             self.watching.observe(_with(outcome, watched))
 
     def left(self, decision: Decision) -> None:
-        """Pass on that a request has left its backend."""
+        """Report to the parts that a request has left its backend."""
         memo = decision.memo
         own, watched = (memo.own, memo.watching) if isinstance(memo, _Memo) else (memo, None)
         if isinstance(self.policy, Learner):
@@ -201,7 +201,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
                 part.set_clock(clock)
 
     def maintenance(self) -> Work | None:
-        """Return the work of all parts that is due."""
+        """Return the work that is due in any part."""
         due = [part.maintenance() for part in self._parts if isinstance(part, Maintained)]
         works = [work for work in due if work is not None]
         return (lambda *pause: [work(*pause) for work in works]) if works else None

@@ -1,4 +1,4 @@
-"""What holds of every policy; for the tests of whoever writes one.
+"""Checks that every policy must pass, for use in the tests of your own.
 
 from policies.checks import check_policy
 check_policy("my_policy", {"my_setting": 3})
@@ -26,11 +26,11 @@ _ROUNDS = 150
 
 
 def check_policy(name: str, settings: Mapping[str, Any] | None = None, seed: int = 0) -> None:
-    """Check that a registered policy keeps what the gateway relies on, over random requests, pools and outcomes.
+    """Check that a registered policy does what the gateway relies on, over random requests, pools and outcomes.
 
-    Requests and reports take all values that the gateway lets through, extreme ones too. Whatever they are, a candidate
-    is chosen, with a propensity in (0, 1] and a reason that can be a label. `preview` foretells it, and neither that
-    nor `assess` changes what is chosen later.
+    Requests and reports take all values that the gateway lets through, including extremes. For all of them, the policy
+    chooses a candidate, with a propensity in (0, 1] and a reason that can be a label. `preview` predicts the choice,
+    and neither it nor `assess` changes later ones.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def check_policy(name: str, settings: Mapping[str, Any] | None = None, seed: int
     settings
         Its settings as in the pool file, without `name`.
     seed
-        Of the requests, pools and outcomes; also the policy's, if it has the setting `seed`.
+        Seed of the requests, pools and outcomes; also the policy's, if it has the setting `seed`.
 
     Raises
     ------
     AssertionError
-        If it does not.
+        If a check fails.
     """
     kind = policies()[name].Settings
     given = {**({"seed": seed} if "seed" in kind.model_fields else {}), **(settings or {})}

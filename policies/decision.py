@@ -11,7 +11,7 @@ from backends.speculation import Method
 from policies.features.request import RequestFeatures
 
 # Several of these records are created per request. Compiled by mypyc, an unfrozen class with an explicit `__init__` is
-# created in a fiftieth of the time of a frozen dataclass. Treat them as immutable all the same.
+# created in a fiftieth of the time of a frozen dataclass. Treat them as immutable anyway.
 
 
 @dataclass(slots=True, init=False)
@@ -31,21 +31,21 @@ class Decision:
         Probability of choosing this backend in this situation, in (0, 1]. Off-policy evaluation weights the outcome by
         its inverse [1]_.
     memo
-        Private data of the policy, which finds it again in the outcome.
+        Private data of the policy, returned to it in the outcome.
     cached_tokens, cached_by
-        Tokens of the prompt that the backend is expected to have cached, and what that goes by: `events` of its engine
-        or an `estimate`, or empty for a policy that expects nothing.
+        Prompt tokens that the backend is expected to have cached, and the source of that: `events` of its engine, an
+        `estimate`, or empty for a policy without expectations.
     candidates
         The candidates that were scored; empty if the policy reports only its choice. They identify the backends only:
         their load may have changed since the decision.
     predicted_s, propensities
-        For each of them, the predicted seconds to finish, None where the policy predicts nothing; and the probability
-        of choosing it, in [0, 1].
+        For each candidate, the predicted seconds to finish, None without a prediction; and the probability of choosing
+        it, in [0, 1].
     costs
-        What the policy minimises, for each of them; empty if it does not tell.
+        For each candidate, what the policy minimizes; empty if not reported.
     arm, arm_chance
-        Where ways of serving are compared: the arm that the request was given to, and how likely that was, which the
-        propensities include.
+        In a comparison: the arm to which the request was assigned, and the probability of that, which the propensities
+        include.
 
     References
     ----------
@@ -115,7 +115,7 @@ class Assessment:
     Parameters
     ----------
     score
-        Value that the policy minimises, in its own unit; None if it does not score this candidate.
+        Value that the policy minimizes, in its own unit; None if it does not score this candidate.
     note
         Explanation for a human reader, such as the rule that names the candidate.
     """
@@ -152,7 +152,7 @@ class Outcome:
     steps
         Engine steps of an answer whose tokens are an estimate, from the chunks of its stream; None if unknown.
     was_paused
-        Whether the client was slow to read the answer at any time, so that its times say nothing of the backend.
+        Whether the client was ever slow to read the answer, so that its times say nothing about the backend.
     shadow
         Tokens per step that shadow drafting reached on the finished text, by arm (see
         `policies.arm.arm_of`).

@@ -1,4 +1,4 @@
-"""Requests beyond a drafter's limit: the replicas that they are kept away from, under any policy."""
+"""Requests beyond a drafter's limit: keeps them away from some replicas, under any policy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ C = TypeVar("C", bound=Candidate)
 
 _SLACK: Final = 8.0
 _RATIO: Final = 1.25
-"""As `spill` of `thresholds`: requests on a replica beyond which it has much more to do than the others."""
+"""As `spill` of `thresholds`: a replica above slack + ratio times the least load counts as overloaded."""
 
 
 def surviving(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
-    """Return the candidates whose engine a request does not end, or all if there is none.
+    """Return the candidates whose engine a request does not crash, or all if there is none.
 
-    A request may reach the longest answer that it allows, and have as long a prompt as is not known of it.
+    It assumes the longest answer that the request allows, and the longest prompt that is possible.
     """
     tokens = request.most_context_tokens
     exceeded = [(one, _exceeded(one, tokens)) for one in candidates]
@@ -28,10 +28,10 @@ def surviving(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
 
 
 def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
-    """Return the candidates for a request that would take the drafts of those beside it on some of them.
+    """Return the candidates for a request that would stop the drafts of others in its batch on some of them.
 
-    Those where it does not, while they have not much more to do than the others. Beyond that, such requests gather: on
-    the first of the others, by the order of the pool, that has not much more to do either.
+    These are the candidates where it does not, unless they are overloaded. Beyond that, such requests gather on the
+    first of the others, in the order of the pool, that is not overloaded either.
     """
     tokens = request.most_context_tokens if request.is_unknown else request.context_tokens
     harmed = [one for one in candidates if (limit := _exceeded(one, tokens)) is not None and limit.harms_others]
@@ -42,12 +42,12 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
 
 
 def has_room(group: Sequence[C], candidates: Sequence[C]) -> bool:
-    """Return whether some of the candidates have not much more to do than the others."""
+    """Return whether any candidate of a group is not overloaded, relative to all."""
     least, least_of_all = (min([per_weight(one, one.in_flight) for one in each]) for each in (group, candidates))
     return least <= _SLACK + _RATIO * least_of_all
 
 
 def _exceeded(candidate: Candidate, tokens: int) -> DrafterLimit | None:
-    """Return the limit of a candidate's drafter if so long a context is beyond it."""
+    """Return the limit of a candidate's drafter if a context of so many tokens exceeds it."""
     limit = candidate.drafter_limit
     return limit if limit is not None and tokens > limit.tokens else None

@@ -19,13 +19,13 @@ MIN_WEIGHT: Final = 1e-9
 class LoadMeter:
     """Counts the requests on each backend, including those of other clients and gateways.
 
-    `in_flight` is exact and current, but covers only this process. `EngineLoad.others` are those of its peers, and of
-    other clients, which only the engine's report tells, as old as the last scrape.
+    `in_flight` is exact and current, but covers only this process. `EngineLoad.others` are those of its peers and of
+    other clients; the latter are known only from the engine's report, as of the last scrape.
     """
 
     def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stale_after_s = stale_after_s  # age above which a report is ignored
-        self._clock = clock  # that of `EngineLoad.at_s`
+        self._clock = clock  # the clock of `EngineLoad.at_s`
 
     def oldest_s(self) -> float:
         """Return the earliest time of a report that still counts, in seconds on the meter's clock."""
@@ -93,4 +93,4 @@ def draw(propensities: list[float], rng: Random) -> int:
         remaining -= propensity
         if remaining < 0:
             return index
-    return propensities.index(max(propensities))  # reached by rounding errors only
+    return propensities.index(max(propensities))  # reached only by rounding errors

@@ -40,7 +40,7 @@ class LoadPolicy(Policy, Explainer):
 
     @abstractmethod
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
-        """Choose a candidate; all that this changes is the state of `rng`, by default the policy's own."""
+        """Choose a candidate; this changes only the state of `rng`, by default the policy's own."""
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""

@@ -61,7 +61,7 @@ class GuardrailSettings(CheckedModel):
 
 
 class PolicySettings(CheckedModel):
-    """Base class of policy settings: the keys beside `name:` under `policy:` in the pool file."""
+    """Base class of policy settings: the keys next to `name:` under `policy:` in the pool file."""
 
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(share=0), description=GuardrailSettings.__doc__)
     outlier_ejection: bool = Field(
@@ -77,8 +77,8 @@ class Policy(ABC):
     """A rule for choosing the backend of each request of one model.
 
     To write a policy, subclass this, set `name`, implement `choose` and decorate the class with `register`. One
-    instance is created per model. It is called from one thread and must not block. What a policy may do besides is
-    in `policies.roles`.
+    instance is created per model. It is called from one thread and must not block. `policies.roles` has what
+    else a policy may do.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Policy(ABC):
     text_features: frozenset[str] = TEXT_FEATURES
     """The subset of `request.TEXT_FEATURES` that the policy uses; the others are not computed."""
     reads_requests: bool = True
-    """Whether the policy reads requests; if not, it is passed `request.ANY_REQUEST`."""
+    """Whether the policy reads requests; if not, it gets `request.ANY_REQUEST`."""
     prices_limits: bool = False
-    """Whether the policy knows what a request costs beyond a drafter's limit, and what goes wrong with it; if not,
-    `drafter_limits.sparing` and `Troubles.sparing` narrow its candidates."""
+    """Whether the policy prices a drafter's limit and troubles; if not, `drafter_limits.sparing` and `Troubles.sparing`
+    narrow its candidates."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
@@ -119,7 +119,7 @@ def register(policy: P) -> P:
 def policies() -> dict[str, type[Policy]]:
     """Return every policy by name, including those of installed packages.
 
-    A package provides policies through the entry point group `speculation_gateway.policies`. Each entry point names a
+    A package provides policies through the entry point group `speculation_gateway.policies`. Each entry names a
     `Policy` subclass, or a module that registers some.
 
     Raises
@@ -141,7 +141,7 @@ def policies() -> dict[str, type[Policy]]:
 
 @functools.cache
 def _installed(_: tuple[str, ...]) -> EntryPoints:
-    """Return the entry points of the packages on a path; to find them, the metadata of all packages is read."""
+    """Return the entry points of the packages on a path; cached, since it reads the metadata of all packages."""
     return entry_points(group=ENTRY_POINTS)
 
 

@@ -1,6 +1,6 @@
 """What a policy may do besides choosing: five roles, each a base class whose methods do nothing unless overridden.
 
-The gateway asks for a role when it assembles a model, and calls nothing of those that a policy has not.
+The gateway looks up the roles when it assembles a model, and calls only those that a policy has.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from policies.trouble.troubles import Troubles
 
 Work = Callable[..., object]
-"""Background work. It takes a function without arguments, which it calls at points where it may be interrupted."""
+"""Background work. It takes a function without arguments, to call at points where it may be interrupted."""
 
 
 class Learner:
     """Learns from finished requests."""
 
     shadow: ShadowSettings | None = None
-    """How often texts are replayed for `observe_shadow`; None for never."""
+    """How to replay texts for `observe_shadow`; None for not at all."""
     troubles: Troubles | None = None
-    """What goes wrong with which requests, if the policy prices it; from others, such requests are kept away."""
+    """Troubles found, if the policy prices them; for other policies, candidates with trouble are left out."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished request."""
@@ -40,16 +40,16 @@ class Learner:
         """Account for a request that left its backend without an outcome: refused, failed, or sent elsewhere."""
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        """Learn from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""
+        """Learn from `outcome.shadow`, which is computed some time after `observe` for the same request."""
 
 
 class Price(NamedTuple):
-    """What a request costs: its own time and the delay of others, in seconds."""
+    """The cost of a request: its own time and the delay of others, in seconds."""
 
     prompt_s: float
     output_token_s: float
     output_tokens: float  # expected
-    prefill_s: float  # of the prompt, alone
+    prefill_s: float  # of the prompt alone
 
     def at_s(self, output_tokens: float) -> float:
         """Return the seconds with an answer of so many tokens."""
@@ -61,28 +61,28 @@ class Price(NamedTuple):
 
 
 class Explainer:
-    """Says what it would do, and what it goes by; none of that changes anything."""
+    """Explains decisions, without side effects."""
 
     explain_candidates: bool = False
-    """Whether decisions include the scores of all candidates, which is set when requests are recorded."""
+    """Whether decisions include the scores of all candidates; set if requests are recorded."""
     guardrail: Guardrail | None = None
     """Its comparison with `least_loaded`, if it makes one."""
     detector: Detector[Any] | None = None
-    """What was found of replicas that do otherwise than they did, if it looks for that."""
+    """Findings about replicas whose behavior changed, if it looks for them."""
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Rate each candidate."""
         return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision | None:
-        """Return the decision that `choose` would make now; None if only a copy that is asked can tell."""
+        """Return the decision that `choose` would make now; None if only `choose` of a copy can tell."""
 
     def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price | None:
-        """Return what a request costs where that is least; None if it does not know."""
+        """Return the cost of a request on the best candidate; None if unknown."""
 
 
 class Maintained:
-    """Has work to do off the request path, or goes by a clock."""
+    """Has work off the request path, or uses a clock."""
 
     def maintenance(self) -> Work | None:
         """Return background work that is due, or None.
@@ -92,40 +92,40 @@ class Maintained:
         """
 
     def set_clock(self, clock: Callable[[], float]) -> None:
-        """Replace the clock, which returns seconds and is `time.time` by default; a replay has another."""
+        """Replace the clock, which returns seconds and is `time.time` by default; a replay sets its own."""
 
 
 class Heir:
-    """Keeps what it learns as statistics, which are stored and shared, and hands it on when its settings change."""
+    """Keeps what it learns as statistics, which are stored and shared, and passed on when its settings change."""
 
     statistics: Statistics | None = None
 
     def take_over(self, previous: Policy) -> None:
-        """Take over what is of use of another policy of the same model; called before the first choice.
+        """Take over what is useful from another policy of the model; called before the first choice.
 
-        The other policy still observes the requests that it has sent, and what both share learns from them.
+        The other policy still observes the requests that it has sent, so shared parts learn from them.
         """
 
 
 class Informed:
-    """Is told what happens to backends."""
+    """Is notified of events at backends."""
 
     def forget(self, backend: str) -> None:
-        """Drop what is kept of a backend that has left; another one may get its name."""
+        """Drop what is known about a backend that has left; another one may get its name."""
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Take it that what was seen of a backend's engine may hold no more."""
+        """Invalidate what was learned about a backend's engine, which has changed."""
 
     def correct(self, backend: str, factor: float) -> None:
-        """Multiply the tokens per step of a backend's answers from now on, as its engine counts other ones."""
+        """Multiply the tokens per step of a backend's answers from now on, to match its engine's counters."""
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember the prefixes of a prompt, and their lengths in tokens, that another gateway has sent there."""
+        """Remember the prefixes of a prompt, and their lengths in tokens, sent there by another gateway."""
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing.
+        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none.
 
-        If the cache `is_full`, what comes evicts something else.
+        If the cache `is_full`, new blocks evict others.
         """
 
 
@@ -145,6 +145,6 @@ def assess(policy: Policy, request: RequestFeatures, candidates: Sequence[Candid
 
 
 def preview(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-    """Return the decision that a policy would make now; one that cannot tell is copied, and the copy asked."""
+    """Return the decision that a policy would make now; if it cannot tell, let a copy choose."""
     found = policy.preview(request, candidates) if isinstance(policy, Explainer) else None
     return found or copy.deepcopy(policy).choose(request, candidates)

@@ -1,7 +1,7 @@
 """Observations as sums, which can be added up over requests, gateways and restarts.
 
 All models are fitted to these sums, so two gateways that share theirs learn what one gateway with the traffic of both
-would. Sums are kept per bucket (a key of what they depend on) and per epoch of time. Epochs let old observations be
+would. Sums are kept per bucket (a key of what they depend on) and per epoch of time. With epochs, old observations are
 discounted exponentially and dropped without coordination between gateways.
 """
 
@@ -17,7 +17,7 @@ HALF_LIVES_KEPT: Final = 6
 """Older epochs are dropped: their weight would be below 1/64."""
 
 MAX_KEYS: Final = 4096
-"""Maximum buckets per table and epoch; further keys are merged as `Table.overflow` says, beyond twice as many again."""
+"""Most buckets per table and epoch; further keys are merged by `Table.overflow`, and again above twice as many."""
 
 Key = tuple[str, ...]
 Sums = tuple[float, ...]
@@ -30,7 +30,7 @@ class Table:
     name: str
     width: int  # number of sums per bucket
     half_life_s: float  # age in seconds at which an observation's weight is one half
-    overflow: Callable[[Key], Key]  # function that maps a key to a more general one, used when the table is full
+    overflow: Callable[[Key], Key]  # maps a key to a more general one, used when the table is full
 
     @property
     def epoch_s(self) -> float:
@@ -38,7 +38,7 @@ class Table:
         return self.half_life_s / EPOCHS_PER_HALF_LIFE
 
     def weight(self, epoch: int, now_s: float) -> float:
-        """Return the present weight of observations of an epoch; 1 for the current epoch."""
+        """Return the current weight of observations of an epoch; 1 for the current epoch."""
         age = int(now_s // self.epoch_s) - epoch
         return math.exp2(-max(0, age) / EPOCHS_PER_HALF_LIFE)
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 class _EpochRecord:
-    """The own sums of one table and epoch by key, and whether they changed since the last `take_changed`."""
+    """The gateway's own sums of one table and epoch by key, and whether they changed since the last `take_changed`."""
 
     __slots__ = ("buckets", "changed", "epoch")
 
@@ -74,20 +74,20 @@ class _EpochRecord:
 class Statistics:
     """The sums of one model: those of this gateway, and those received from others.
 
-    The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
-    and `own_of` may be called from another thread.
+    The two are kept apart, so that this gateway's sums can be rewritten to a store that lost them. Only `buckets` and
+    `own_of` may be called from another thread.
     """
 
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
         self.tables = {table.name: table for table in tables}
         self.clock = clock  # clock in seconds since 1970, so that epochs are the same for all gateways
         self._own: dict[tuple[str, int], _EpochRecord] = {}
-        self._last: dict[str, _EpochRecord] = {}  # by table: where the last observation was added
+        self._last: dict[str, _EpochRecord] = {}  # by table: the record of the last observation
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
         self.observations = 0
         """Number of changes so far; a fit is due when it has grown."""
         self.told = 0
-        """Number of times that others' sums, or what was dropped, have changed."""
+        """Number of changes of others' sums, and of drops."""
 
     def add(self, table: Table, key: Key, *sums: float) -> None:
         """Add one observation to a bucket at the current time, see `add_at`."""
@@ -112,13 +112,13 @@ class Statistics:
             if own is None:
                 own = buckets[key] = [0.0] * table.width
         for index, number in enumerate(sums):
-            known: float = own[index]  # compiled, `+=` on an item adds objects
+            known: float = own[index]  # when compiled, `+=` on an item adds objects
             own[index] = known + number
         record.changed = True
         self.observations += 1
 
     def drop(self, table: Table, matches: Callable[[Key], bool]) -> None:
-        """Remove this gateway's own sums of some buckets of a table, of all epochs."""
+        """Remove this gateway's own sums of matching buckets of a table, in all epochs."""
         for (name, _), record in self._own.items():
             for key in [key for key in record.buckets if matches(key)] if name == table.name else ():
                 del record.buckets[key]
@@ -127,7 +127,7 @@ class Statistics:
         self.told += 1
 
     def own(self) -> Iterator[Row]:
-        """Yield this gateway's own sums of all epochs that are kept."""
+        """Yield this gateway's own sums of all kept epochs."""
         for (table, epoch), record in self._own.items():
             for key, sums in record.buckets.items():
                 yield Row(table, epoch, key, tuple(sums))
@@ -135,8 +135,8 @@ class Statistics:
     def own_of(self, table: str, epoch: int) -> list[Row]:
         """Return this gateway's own sums of one table and epoch.
 
-        May be called from another thread; an observation that is added meanwhile may be included in part, and then
-        counts as a change that `take_changed` returns later.
+        It may be called from another thread; an observation added meanwhile may be included in part, and then counts as
+        a change that `take_changed` returns later.
         """
         record = self._own.get((table, epoch))
         buckets = [] if record is None else list(record.buckets.items())  # the copy is atomic under the GIL
@@ -161,7 +161,7 @@ class Statistics:
     def buckets(self, table: Table) -> dict[Key, Sums]:
         """Return the sums of a table over all epochs and gateways, weighted by age.
 
-        May be called from another thread; an observation that is added meanwhile may or may not be included.
+        It may be called from another thread; an observation added meanwhile may or may not be included.
         """
         now_s = self.clock()
         total: dict[Key, list[float]] = {}
@@ -174,7 +174,7 @@ class Statistics:
         return {key: tuple(bucket) for key, bucket in total.items()}
 
     def _current(self, table: Table, now_s: float) -> _EpochRecord:
-        """Return the own buckets of the current epoch."""
+        """Return this gateway's own record of the current epoch."""
         epoch = int(now_s // table.epoch_s)
         record = self._last.get(table.name)
         if record is None or record.epoch != epoch:

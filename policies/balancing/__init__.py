@@ -1,1 +1,1 @@
-"""The baseline policies, which consider load or nothing: the bar for every other policy."""
+"""The baseline policies, which consider at most load: the bar for every other policy."""

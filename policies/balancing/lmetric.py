@@ -23,7 +23,7 @@ class LMetric(LoadPolicy, Learner, Maintained, Informed):
 
     Prompt tokens to compute are those not expected in the backend's prefix cache, at least one; the batch includes the
     new request, so that an idle backend is not free. Ties are broken at random. Prompt tokens that wait in an engine
-    are left out, because no engine reports them.
+    do not count, because no engine reports them.
 
     References
     ----------
@@ -45,7 +45,7 @@ class LMetric(LoadPolicy, Learner, Maintained, Informed):
         self._clock = clock
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
-        """Choose the candidate of the least score, and remember that it has the prompt."""
+        """Choose the candidate with the least score, and remember that it has the prompt."""
         decision, prefixes = self._decide(request, candidates, rng or self.rng)
         prefixes.remember(request.prefix, request.prefix_tokens, self._clock())
         return decision
@@ -62,7 +62,7 @@ class LMetric(LoadPolicy, Learner, Maintained, Informed):
         ]
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from the engine's report of cached tokens how far to trust the expectation."""
+        """Adjust the trust in expected cached tokens by the engine's report."""
         prefixes = self._prefixes.get(outcome.decision.backend)
         if prefixes is not None and outcome.cached_tokens is not None:
             prefixes.learn(outcome.decision.cached_tokens, outcome.cached_tokens)
@@ -79,12 +79,12 @@ class LMetric(LoadPolicy, Learner, Maintained, Informed):
             prefixes.clear()
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember that a backend has a prompt which another gateway has sent."""
+        """Remember that a backend has a prompt sent by another gateway."""
         if (known := self._prefixes.get(backend)) is not None:
             known.remember(prefixes, lengths, self._clock())
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing."""
+        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none."""
         if (known := self._prefixes.get(backend)) is not None:
             known.evicted(None if unused_s is None else self._clock() - unused_s, is_full)
 

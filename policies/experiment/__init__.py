@@ -1,1 +1,1 @@
-"""Experiments: ways of serving compared on live traffic, with intervals that hold however often they are looked at."""
+"""Experiments: compare ways of serving on live traffic, with intervals that hold however often one looks."""

@@ -1,4 +1,4 @@
-"""Blocks of time: what requests took in each, and the work that they had done in it."""
+"""Blocks of time: the seconds that requests spent in each, and the work done for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class ArmSums:
-    """What the requests of one arm came to in a block.
+    """Sums over the requests of one arm in a block.
 
     Attributes
     ----------
     seconds
         Seconds that requests spent in the block.
     work
-        Units of work that they had done in it.
+        Units of work done for them in it.
     requests
         Requests, each by the share of its time that it spent in the block.
     arrived_work
@@ -34,17 +34,17 @@ class ArmSums:
 class Blocks:
     """Blocks of time, counted from 1970, which are the same in all gateways and workers of a pool.
 
-    Of each block, its beginning is left out, in which the pool settles, and its end, since requests that are in flight
-    then are also the next one's. For the same arrivals, the ratio of two arms' seconds per unit of work is that of the
-    mean times. A unit of work of a kind of requests counts as much as it takes on average, under any arm, so that a
-    change of the mix is none of the seconds per unit of work.
+    The start of each block is left out, while the pool settles, and its end, since requests in flight then extend into
+    the next one. For the same arrivals, the ratio of two arms' seconds per unit of work is that of the mean times. A
+    unit of work is weighted by the mean time of its kind of requests, over all arms, so that a change of the mix does
+    not change the seconds per unit of work.
 
     Parameters
     ----------
     most_times
-        How many times the mean of the fastest arm a block must be long enough for, at most. Requests of an arm that
-        does not keep up take ever longer, and no block would do. Where arms serve side by side, a block that is too
-        short for one makes it look faster than it is, and no worse.
+        Most times the mean of the fastest arm for which a block must be long enough. Requests of an arm that cannot
+        keep up take ever longer, so no block would do. If arms serve side by side, a block that is too short for one
+        only makes it look faster than it is.
     """
 
     def __init__(self, block_s: float, most_times: float = math.inf) -> None:
@@ -57,16 +57,16 @@ class Blocks:
         self._closed = 0
 
     def start_over(self) -> None:
-        """Forget the blocks that have begun, but not what requests take."""
+        """Forget open blocks, but not the mean times of requests."""
         self._open.clear()
         self._closed = 0
 
     def counts(self, now_s: float) -> bool:
-        """Return whether a time is in that part of its block that counts."""
+        """Return whether a time is in the part of its block that counts."""
         return _SETTLES <= now_s / self.block_s % 1.0 < 1.0 - _TAIL
 
     def begin(self, number: int, now_s: float) -> bool:
-        """Begin a block, and return whether it counts: its beginning was seen."""
+        """Begin a block; return whether it counts, which is False if its start was missed."""
         counts = now_s < (number + _SETTLES) * self.block_s
         if counts:
             self._open[number] = {}
@@ -99,7 +99,7 @@ class Blocks:
             number += 1
 
     def closed(self, now_s: float) -> Iterator[tuple[int, dict[int, ArmSums]]]:
-        """Yield the blocks whose requests have ended, with the sums of each arm, and forget them."""
+        """Yield and remove the blocks whose requests have ended, with the sums of each arm."""
         last = int(now_s // self.block_s)
         if last == self._closed:
             return
@@ -109,18 +109,18 @@ class Blocks:
 
     @property
     def mean_s(self) -> float:
-        """Mean seconds of the requests of late; 0 while they are too few."""
+        """Mean seconds of recent requests; 0 while they are too few."""
         known = [mean.seconds for mean in self._means_s.values() if mean.count >= LEAST_REQUESTS]
         return min(self._mean_s.seconds, self._most_times * min(known)) if known else 0.0
 
     def needed_s(self) -> float | None:
-        """Return how long a block must be for the requests of late; None if it is long enough."""
+        """Return how long a block must be for recent requests; None if it is long enough."""
         needed_s = self.mean_s / _TAIL
         return needed_s if needed_s > self.block_s else None
 
 
 class Paces:
-    """Mean seconds per unit of work of each kind of requests, the new ones counting more."""
+    """Mean seconds per unit of work of each kind of requests; new requests count more."""
 
     def __init__(self) -> None:
         self._all = _Pace()
@@ -141,7 +141,7 @@ class Paces:
 
 
 class _Mean:
-    """A mean in which the new ones count more."""
+    """A mean in which new values count more."""
 
     def __init__(self) -> None:
         self.count, self.seconds = 0, 0.0
@@ -162,12 +162,12 @@ class _Pace:
 
 
 def window_s(block_s: float) -> float:
-    """Return the seconds of a block whose arrivals count: from its beginning on, where their times do not yet."""
+    """Return the seconds of a block in which arrivals count: from its start, before times count."""
     return (1.0 - _TAIL) * block_s
 
 
 def mix(number: int) -> int:
-    """Return a number that looks random (the finaliser of SplitMix64), the same in all processes."""
+    """Return a pseudorandom number (the finalizer of SplitMix64), the same in all processes."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -175,28 +175,28 @@ def mix(number: int) -> int:
 
 
 def work_of(outcome: Outcome) -> float:
-    """Return the units of work of a request: an output token each, and 50 prompt tokens."""
+    """Return the units of work of a request: one per output token, and one per 50 prompt tokens."""
     return outcome.output_tokens + WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens
 
 
 def kind_of(request: RequestFeatures) -> str:
-    """Return the kind of a request as far as it is told: its workload, else its template."""
+    """Return the kind of a request: its workload if declared, else its template."""
     return request.workload or request.template
 
 
 WORK_PER_PROMPT_TOKEN: Final = 0.02
-"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""
+"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at once."""
 STAYS: Final = 6
-"""Blocks within which a conversation stays with what it was given to: those of a cycle."""
+"""Blocks for which a conversation stays with its group: those of a cycle."""
 LATE: Final = 1
-"""Blocks after the end of one for which its last requests are awaited."""
+"""Blocks to wait after the end of one for its last requests."""
 LEAST_REQUESTS: Final = 5.0
-"""Requests of an arm in a block from which on it counts."""
+"""Fewest requests of an arm with which a block counts."""
 FAR_LONGER: Final = 2.0
-"""Times as long as another arm's that requests take where nobody should wait for certainty."""
+"""Ratio to another arm's request times at which nobody should wait for certainty."""
 _SETTLES: Final = 0.25
 _TAIL: Final = 0.125
-"""Shares of a block that are left out at its beginning and at its end; the end must be as long as a mean request."""
+"""Shares of a block left out at its start and at its end; the end must be as long as a mean request."""
 _NEW: Final = 0.01
 """Weight of a new request in the mean time of requests."""
 _KEEP: Final = 0.999

@@ -1,4 +1,4 @@
-"""What all gateways have seen in the blocks of an experiment, and what that shows."""
+"""The evidence of all gateways from the blocks of an experiment."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from policies.experiment.turns import Comparison, Turns
 from policies.statistics import Statistics, Table
 
 REST, USUAL = "(rest)", "(usual)"
-"""What serves beside the arms, and the pool as it serves without an experiment."""
+"""Names in the table for replicas outside of the arms, and for the pool in blocks as usual."""
 
 
 class Sums(NamedTuple):
-    """What one arm came to in a block, over all gateways."""
+    """Sums of one arm in a block, over all gateways."""
 
     seconds: float = 0.0  # that requests spent there
-    work: float = 0.0  # units that they had done
+    work: float = 0.0  # units done for them
     requests: float = 0.0
     arrived_work: float = 0.0
-    weight: float = 0.0  # 1 for each process, and less as it ages
-    chosen: float = 0.0  # requests that were sent to it
-    replicas: float = 0.0  # that were up, summed over these
+    weight: float = 0.0  # 1 for each process, decaying with age
+    chosen: float = 0.0  # requests sent to it
+    replicas: float = 0.0  # that were up, summed over these requests
     ttft_s: float = 0.0  # summed over `streams`
     streams: float = 0.0
     decode_s: float = 0.0  # seconds after the first token, summed over `decoded` tokens
@@ -35,8 +35,8 @@ class Sums(NamedTuple):
     output_tokens: float = 0.0
     failed: float = 0.0
     judged: float = 0.0  # requests with an objective
-    missed: float = 0.0  # of these, those that were served too late
-    stayed: float = 0.0  # requests that were sent to it since their conversation was, in an earlier block
+    missed: float = 0.0  # of these, those served too late
+    stayed: float = 0.0  # requests sent to it because their conversation was, in an earlier block
 
     def __add__(self, other: tuple[float, ...]) -> Sums:  # type: ignore[override]
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
@@ -47,7 +47,7 @@ BLOCKS: Final = Table("blocks", len(Sums._fields), 4 * 86_400.0, lambda key: (*k
 
 
 class Evidence:
-    """What all gateways have seen in the blocks of an experiment."""
+    """The evidence of all gateways from the blocks of an experiment."""
 
     def __init__(self, plan: Plan, statistics: Statistics) -> None:
         self.plan = plan
@@ -61,7 +61,7 @@ class Evidence:
                 arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
         self.blocks = dict(sorted(blocks.items()))
         totals = [self.total(arm) for arm in plan.arms]
-        # Blocks of the same conversations show much the same.
+        # Blocks that share conversations are correlated.
         has_conversations = sum(each.stayed for each in totals) > _FEW_STAYED * sum(each.chosen for each in totals)
         self.stays = STAYS if has_conversations else 1
 
@@ -73,7 +73,7 @@ class Evidence:
         return total
 
     def needed_block_s(self) -> float | None:
-        """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
+        """Return how long a block must be for enough requests of each arm; None if it is, or too few have ended."""
         arms = [
             [each[arm].requests for at, each in self.blocks.items() if at >= 0 and arm in each and each[arm].chosen]
             for arm in self.plan.arms
@@ -83,11 +83,11 @@ class Evidence:
         return _LONGER * self.plan.block_s if is_short else None
 
     def paces(self, arm: str, least_requests: float) -> list[float]:
-        """Return the seconds per unit of work of an arm, by blocks with so many requests."""
+        """Return an arm's seconds per unit of work, by block with at least so many requests."""
         return self._by_cluster((row.number, row.seconds_per_work) for row in self._rows(arm, 0, least_requests))
 
     def misses(self, arm: str) -> list[float]:
-        """Return by how much larger a share of an arm's requests than of others' misses its objective, by blocks."""
+        """Return, by block, the share of an arm's requests that miss their objective, minus that of other arms."""
         shares = []
         for number, arms in self.blocks.items():
             own = arms.get(arm, Sums())
@@ -97,16 +97,16 @@ class Evidence:
         return self._by_cluster(shares)
 
     def _by_cluster(self, values: Iterable[tuple[int, float]]) -> list[float]:
-        """Return the means of values of blocks, by the blocks that do not depend on each other."""
+        """Return the means of blocks' values within each cluster of correlated blocks."""
         found: dict[int, list[float]] = {}
         for number, value in values:
             found.setdefault(number // self.stays, []).append(value)
         return [*map(fmean, found.values())]
 
     def times_the_work(self, first: str, second: str) -> float:
-        """Return how many times as much work arrives at a replica of one arm as of another; 1 if that may be chance.
+        """Return the ratio of work arriving at a replica of one arm to another's; 1 if that may be chance.
 
-        Requests are given at random, so it is none of the arms' own: some client may act by the arm it was given to.
+        Requests are assigned at random, so a difference is not the arms' doing: some client may react to its arm.
         """
         pairs: list[tuple[int, float, float]] = []
         for number, arms in self.blocks.items():
@@ -116,7 +116,7 @@ class Evidence:
             if is_even and (min(chosen) > 0.0 or max(chosen) < _SURELY):
                 one, other = map(_work_of_replica, sums)
                 pairs.append((number, one, other))
-        # Differences, not ratios: of an arm with few requests, a ratio is uneven by chance alone.
+        # Differences, not ratios: with few requests, a ratio is uneven by chance alone.
         differences = self._by_cluster((number, one - other) for number, one, other in pairs)
         ones, others = (sum([pair[at] for pair in pairs]) for at in (1, 2))
         if len(differences) < _LEAST_EVEN or min(ones, others) <= 0.0 or self.plan.rotates:
@@ -126,11 +126,11 @@ class Evidence:
         return 1.0 if is_chance else ones / others
 
     def fit(self, first: str, second: str) -> Fit | None:
-        """Return what the blocks show of one arm against another; None while they are too few."""
+        """Fit the blocks of one arm against another; return None while they are too few."""
         return fit([*self._rows(first, 0), *self._rows(second, 1)], self.stays)
 
     def _rows(self, arm: str, at: int, least_requests: float = LEAST_REQUESTS) -> Iterator[Row]:
-        """Yield the blocks in which an arm has served enough, by as many replicas throughout as at first."""
+        """Yield the blocks in which an arm served enough, as if by its mean number of replicas throughout."""
         for number, arms in self.blocks.items():
             sums = arms.get(arm)
             if sums is None or sums.requests < least_requests or sums.arrived_work <= 0.0 or not sums.chosen:
@@ -139,7 +139,7 @@ class Evidence:
             yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
 
     def cost(self, confidence: float) -> Comparison:
-        """Return what requests take while it compares, over what they take as usual."""
+        """Return the ratio of request times during the experiment to those as usual."""
         turns = Turns(forgets=False)
         for number, arms in sorted(self.blocks.items()):
             is_usual = self.plan.shares(number) is None
@@ -154,7 +154,7 @@ def _work_of_replica(sums: Sums) -> float:
 
 
 def best_first(evidence: Evidence) -> list[str]:
-    """Return the arms in the order of what they take, as far as that is known."""
+    """Return the arms, fastest first, as far as known."""
     order = [*evidence.plan.arms]
     for _ in order:
         for at, (one, other) in enumerate(pairwise(order)):
@@ -165,13 +165,13 @@ def best_first(evidence: Evidence) -> list[str]:
 
 
 _FEW_STAYED: Final = 0.05
-"""Share of the requests that go on with conversations of earlier blocks from which on these blocks are alike."""
+"""Share of requests that continue conversations of earlier blocks from which blocks count as correlated."""
 _LEAST_KNOWN: Final = 4
 _LONGER: Final = 4.0
-"""Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""
+"""Blocks after which their requests are known, and the factor by which they are lengthened if those are too few."""
 _LEAST_EVEN: Final = 4
 _UNEVEN: Final = math.log(1.2)
 _ERRORS: Final = 5.0
-"""Even blocks, logarithm of the ratio, and standard errors of the difference from which two arms get unlike work."""
+"""Fewest even blocks, log ratio, and standard errors of the difference from which two arms get different work."""
 _SURELY: Final = 20.0
-"""Requests of the other arm in a block in which one of an arm that is there would have come."""
+"""Requests of the other arm in a block in which an arm that is up would have got at least one."""

@@ -1,4 +1,4 @@
-"""An experiment: arms that serve side by side, the requests that each gets, and what becomes of these."""
+"""An experiment: assigns requests to arms, and collects their outcomes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from policies.statistics import Statistics
 
 
 class Given(NamedTuple):
-    """What a request was given to."""
+    """The assignment of a request."""
 
     candidates: Sequence[Candidate]
-    arm: str = ""  # empty for the replicas beside the arms, and in blocks as usual
-    chance: float = 1.0  # of being given to these
+    arm: str = ""  # empty for replicas outside of the arms, and in blocks as usual
+    chance: float = 1.0  # of this assignment
 
 
 class Experiment:
-    """Gives requests to arms, and adds up what they take. One thread calls it."""
+    """Assigns requests to arms, and adds up their times. Used by one thread."""
 
     def __init__(self, plan: Plan, statistics: Statistics, seed: int | None = None) -> None:
         self.plan = plan
@@ -35,14 +35,14 @@ class Experiment:
         self._blocks = Blocks(plan.block_s, math.inf if plan.rotates else FAR_LONGER)
         self._names = [*plan.arms, REST, USUAL]
         self._process = f"{Random().getrandbits(64):x}"
-        # Of conversations, by what they last ended with: their group, since when, and how many have gone on with that.
+        # Conversations, by the last prefix: their group, its first block, and how many requests continue it.
         self._groups: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self._sums: dict[tuple[int, str], Sums] = {}
         self._number = -1
         self._shares: tuple[float, ...] | None = None
 
     def go_on(self, plan: Plan) -> None:
-        """Go on with longer blocks."""
+        """Continue with longer blocks."""
         self.plan = plan
         self._groups.clear()
         self._blocks.block_s = plan.block_s
@@ -57,7 +57,7 @@ class Experiment:
         if self._shares is None:
             self._add(now_s, number, USUAL, len(candidates), stayed=False)
             return Given(candidates)
-        members: list[list[Candidate]] = [[] for _ in range(self.plan.count + 1)]  # and, at last, the others
+        members: list[list[Candidate]] = [[] for _ in range(self.plan.count + 1)]  # the others come last
         for each in candidates:
             members[self.plan.group_of(each.name)].append(each)
         group, since = self._conversation(request)
@@ -77,10 +77,10 @@ class Experiment:
         return Given(members[group], arm, chance)
 
     def _conversation(self, request: RequestFeatures) -> tuple[int, int]:
-        """Return the group of the conversation that a prompt goes on with, and the block since which; -1 for a new one.
+        """Return the group of the conversation that a prompt continues, and its first block; -1 for a new one.
 
-        A prompt that comes again as it was is no conversation: else all requests of a client that repeats itself would
-        be in one group. Nor is one that very many go on with, such as a system prompt that once came alone.
+        An identical prompt does not continue one: else all requests of a client that repeats itself would be in one
+        group. Nor does a prefix that very many continue, such as a system prompt that once came alone.
         """
         for each in reversed(request.prefix[:-1]):
             group, since, branches = self._groups.get(each, (0, -1, _MOST_BRANCHES))
@@ -90,7 +90,7 @@ class Experiment:
         return 0, -1
 
     def _turn(self, now_s: float) -> int:
-        """Return the number of the present block, which may begin now."""
+        """Return the number of the current block; begin it if it is new."""
         number = int(now_s // self.plan.block_s)
         if number != self._number:
             self._number, self._shares = number, self.plan.shares(number)
@@ -106,7 +106,7 @@ class Experiment:
         self._sums[number, arm] = self._sums.get((number, arm), Sums()) + sums
 
     def observe(self, outcome: Outcome, *, is_late: bool | None = None) -> None:
-        """Add a finished request that was given to an arm; `is_late` if it missed its objective, None without one."""
+        """Add a finished request; `is_late` says whether it missed its objective, None without one."""
         now_s = self._statistics.clock()
         number = int((now_s - outcome.e2e_s) // self.plan.block_s)
         arm = self._arm(outcome.decision.backend, number)
@@ -122,18 +122,18 @@ class Experiment:
         self.close(now_s)
 
     def arm_now(self, backend: str) -> str | None:
-        """Return the arm as which a replica serves now; None if it serves as usual."""
+        """Return the current arm of a replica; None if it serves as usual."""
         group = self.plan.group_of(backend)
         return None if self._shares is None or group < 0 else self.plan.arm_of(group, self._number)
 
     def failed(self, backend: str, seconds: float) -> None:
-        """Count a request that a replica has failed, so many seconds after it was sent."""
+        """Count a request that a replica failed, so many seconds after it was sent."""
         now_s, block_s = self._statistics.clock(), self.plan.block_s
-        # In the present block: the one in which it was sent may be closed.
+        # Counted in the current block: the one in which it was sent may be closed.
         self._note(int(now_s // block_s), self._arm(backend, int((now_s - seconds) // block_s)), Sums(failed=1.0))
 
     def _arm(self, backend: str, number: int) -> str:
-        """Return what a replica served as in a block."""
+        """Return the arm of a replica in a block."""
         if self.plan.shares(number) is None:
             return USUAL
         group = self.plan.group_of(backend)
@@ -146,7 +146,7 @@ class Experiment:
             if self._blocks.needed_s() is not None:
                 continue
             for at, arm in enumerate(self._names):
-                if at in arms or (number, arm) in noted:  # an arm all of whose requests fail has no times
+                if at in arms or (number, arm) in noted:  # an arm may have only failures, without times
                     found = arms.get(at) or ArmSums()
                     times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
                     sums = times + noted.get((number, arm), Sums())
@@ -154,11 +154,11 @@ class Experiment:
 
     @property
     def mean_s(self) -> float:
-        """Mean seconds of the requests of late."""
+        """Mean seconds of recent requests."""
         return self._blocks.mean_s
 
     def needed_block_s(self) -> float | None:
-        """Return how long a block must be for the requests of late; None if it is long enough."""
+        """Return how long a block must be for recent requests; None if it is long enough."""
         return self._blocks.needed_s()
 
 

@@ -1,4 +1,4 @@
-"""Intervals that may be looked at at any time, and as often as one likes."""
+"""Intervals that hold at any time, however often one looks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from typing import Final
 
 EFFECT: Final = 0.2
-"""Relative difference that they are made for."""
+"""Relative difference for which they are tuned."""
 
 
 def margin_at_any_time(variance: float, confidence: float, freedom: float = math.inf) -> float:
-    """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
+    """Return the half-width of an interval around an estimated difference that holds however often one looks.
 
-    It holds the differences that a mixture sequential probability ratio test [1]_ does not reject, with a normal
-    mixture of standard deviation `EFFECT`; where the variance is estimated, the t test of the same kind [2]_. With
-    the variance V of the estimate, that of the mixture T, A = (V + T) / V, and v degrees of freedom, they are within
+    It contains the differences that a mixture sequential probability ratio test [1]_ does not reject, with a normal
+    mixture of standard deviation `EFFECT`; if the variance is estimated, the t test of the same kind [2]_. With the
+    variance V of the estimate, that of the mixture T, A = (V + T) / V, and v degrees of freedom, it is
 
         sqrt(V v (B - 1) / (1 - B / A)),    B = (A / (1 - confidence)^2)^(1 / (v + 1)),
 
-    and all of them if B >= A: nothing is known yet.
+    and infinite if B >= A: nothing is known yet.
 
     References
     ----------

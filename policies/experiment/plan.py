@@ -1,4 +1,4 @@
-"""What an experiment compares, and which block of time is of which kind."""
+"""What an experiment compares, and the kind of each block of time."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ class Plan:
     Parameters
     ----------
     id
-        What tells it from others; the order of its blocks follows from it.
+        Identifies the plan; determines the order of its blocks.
     arms
-        Names of what is compared, two or more.
+        Names of the arms, two or more.
     groups
-        Names of the replicas of each group; empty if all replicas that there are make up one. A conversation stays in
-        its group.
+        Names of the replicas of each group; empty if all replicas are one group. A conversation stays in its group.
     rotates
-        Whether each group serves as another arm in each block, as with settings that need no restart; else, each arm
-        has a group.
+        Whether each group serves as a different arm in each block, as with settings that need no restart; else each arm
+        has its own group.
     block_s
-        Seconds with the same shares of the traffic.
+        Seconds of a block, with constant shares of the traffic.
     explore
-        By how much more than in proportion to its replicas a group gets in some blocks; 0 for never.
+        How much more a group gets in some blocks, relative to its replicas' share; 0 for never.
     usual
-        Whether in one block of each cycle the pool serves as it does otherwise, which shows what comparing costs.
+        Whether the pool serves as usual in one block of each cycle, which shows the cost of comparing.
     before
-        The same with shorter blocks, by which it was compared while requests took less time. These count too.
+        The plan with shorter blocks that was used while requests took less time. Its blocks count too.
     """
 
     id: str
@@ -46,11 +45,11 @@ class Plan:
 
     @property
     def ids(self) -> list[str]:
-        """Its id, and those of the plans before."""
+        """Its id, and those of earlier plans."""
         return [self.id, *(self.before.ids if self.before is not None else ())]
 
     def of_block(self, number: int) -> tuple[Plan, int]:
-        """Return the plan of a block and its number there; those of plans before have negative numbers."""
+        """Return the plan of a block and its number there; blocks of earlier plans have negative numbers."""
         plan = self
         while number < 0 and plan.before is not None:
             plan, number = plan.before, number + BEFORE
@@ -58,7 +57,7 @@ class Plan:
 
     @cached_property
     def salt(self) -> int:
-        """A number that looks random, the same in all processes."""
+        """A pseudorandom number, the same in all processes."""
         number = 0
         for each in self.id.encode():
             number = mix(number ^ each)
@@ -75,7 +74,7 @@ class Plan:
         return len(self.groups) or 1
 
     def shares(self, number: int) -> tuple[float, ...] | None:
-        """Return the weights of each group's replicas in a block; None if all serve as usual."""
+        """Return the weight of each group's replicas in a block; None if all serve as usual."""
         plan, number = self.of_block(number)
         kind = plan._cycle[_shuffled(plan.salt, number, len(plan._cycle))]
         if kind is None:
@@ -99,12 +98,12 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def _shuffled(salt: int, number: int, count: int) -> int:
-    """Return the place of a number in its cycle, of `count` numbers in an order that looks random."""
+    """Return the place of a number in its cycle of `count` numbers, in pseudorandom order."""
     cycle, place = divmod(number, count)
     return sorted(range(count), key=lambda each: mix(salt ^ (cycle * count + each)))[place]
 
 
 _EVEN: Final = 3
-"""Blocks of a cycle with shares in proportion to the replicas."""
+"""Blocks of a cycle with shares proportional to replicas."""
 BEFORE: Final = 12 << 40
-"""More than the number of any block: what those of a plan before are less by. Neighbours stay neighbours."""
+"""Offset between the block numbers of consecutive plans, larger than any. Neighbors stay neighbors."""

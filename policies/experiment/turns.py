@@ -1,4 +1,4 @@
-"""What blocks of time show of two arms that take turns, such as a policy and `least_loaded`."""
+"""Compares two arms that take turns by blocks of time, such as a policy and `least_loaded`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from policies.experiment.interval import margin_at_any_time
 
 
 class Comparison(NamedTuple):
-    """What blocks of time under an arm and under its control have shown."""
+    """The comparison of an arm with its control, by blocks of time."""
 
     # Seconds per unit of work under the arm over those under its control; NaN while it is too early to tell.
     ratio: float
     # low, high: interval of the ratio, NaN with it.
     low: float
     high: float
-    # own, control: blocks of both that were compared.
+    # own, control: compared blocks of each.
     own: int
     control: int
 
@@ -27,12 +27,12 @@ class Comparison(NamedTuple):
 class Turns:
     """Blocks of time, each of which belongs to an arm or to its control: a switchback experiment [1]_.
 
-    Blocks are compared within groups of neighbours only, so those of groups with one arm are left out.
+    Blocks are compared only within groups of neighbors, so groups with one arm are left out.
 
     Parameters
     ----------
     forgets
-        Whether groups are forgotten that are old, or that the last ones contradict.
+        Whether to forget groups that are old, or contradicted by the last ones.
 
     References
     ----------
@@ -42,9 +42,9 @@ class Turns:
 
     def __init__(self, *, forgets: bool = True) -> None:
         self._forgets = forgets
-        self._groups: dict[int, list[Row]] = {}  # the oldest first
+        self._groups: dict[int, list[Row]] = {}  # oldest first
         self._found: Fit | None = None
-        self._is_new = False  # whether blocks came since
+        self._is_new = False  # whether blocks were added since the last fit
 
     def add(self, number: int, seconds_per_work: float, arrived_work: float, *, control: bool) -> None:
         """Add a block."""
@@ -55,7 +55,7 @@ class Turns:
         self._is_new = True
 
     def comparison(self, confidence: float) -> Comparison:
-        """Return the ratio with an interval that may be looked at at any time, and as often as one likes."""
+        """Return the ratio with an interval that holds however often one looks."""
         compared = self._compared().values()
         if self._is_new:
             self._found, self._is_new = _fit(compared), False
@@ -69,11 +69,11 @@ class Turns:
         return Comparison(math.nan, math.nan, math.nan, *blocks)
 
     def _compared(self) -> dict[int, list[Row]]:
-        """Return the groups that have both arms."""
+        """Return the groups with both arms."""
         return {number: rows for number, rows in self._groups.items() if len({row.arm for row in rows}) == 2}
 
     def _forget(self) -> None:
-        """Forget groups that had one arm only, the oldest, and all if the last ones show that it is so no longer."""
+        """Forget groups with one arm, the oldest ones, and if the last ones show a change, all earlier ones."""
         groups = [*self._compared().items()]
         before, recent = (_fit(rows for _, rows in part) for part in (groups[:-_RECENT], groups[-_RECENT:]))
         kept = _MOST_GROUPS
@@ -91,7 +91,7 @@ def _fit(groups: Iterable[list[Row]]) -> Fit | None:
 
 _MOST_GROUPS: Final = 48
 _RECENT: Final = 2
-"""Last groups that show a change."""
+"""Number of last groups that may show a change."""
 _CHANGED: Final = 0.99
 _WIDEST: Final = 0.2
 """Margin above which it is too early to tell, unless even so the interval excludes 1."""

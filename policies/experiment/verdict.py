@@ -1,4 +1,4 @@
-"""What an experiment has shown: whether it can end, and what to say."""
+"""The verdict of an experiment: whether it can end, and its result in words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from policies.experiment.interval import margin_at_any_time
 
 
 class Stage(StrEnum):
-    """Where an experiment stands."""
+    """The stage of an experiment."""
 
     RUNNING = "running"
-    DECIDED = "decided"  # one arm is better at the load there was
-    ALIKE = "alike"  # the arms differ by less than is of interest
+    DECIDED = "decided"  # one arm is better at the observed load
+    ALIKE = "alike"  # the arms differ by less than matters
     HARM = "harm"  # requests of one arm fail, miss their objective, or take far longer
-    OVER = "over"  # its time is over, and nothing is certain
+    OVER = "over"  # its time is over, without a certain result
     STOPPED = "stopped"  # by an operator
 
 
@@ -37,22 +37,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an experiment has shown."""
+    """The verdict of an experiment."""
 
     stage: Stage
     sentence: str
     findings: tuple[Finding, ...]
     blocks: int
-    harmed: str = ""  # the arm whose requests fare too badly
+    harmed: str = ""  # the arm that harms its requests
 
 
 def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Verdict:
-    """Return what an experiment has shown, and whether it can end.
+    """Return the verdict of an experiment, and whether it can end.
 
     Parameters
     ----------
     until
-        Relative difference that is of no interest.
+        Relative difference that does not matter.
     is_over
         Whether it ends anyway.
     """
@@ -79,7 +79,7 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
 
 
 def _findings(evidence: Evidence, best: str, others: list[str]) -> tuple[Finding, ...]:
-    # As certain together as one alone: an arm is the best only if it is better than each other one.
+    # Together as certain as one comparison alone: the best arm must be better than each other one.
     confidence = 1.0 - (1.0 - CERTAIN) / max(1, len(others))
     fits = [(other, evidence.fit(best, other)) for other in others]
     return tuple(
@@ -107,7 +107,7 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
 
 
 def _by_load(finding: Finding) -> str:
-    """Return at which loads it is otherwise than in the mean; empty if none is known."""
+    """Return at which loads the result differs from the mean; empty if none is known."""
     crossing = finding.crossing
     if crossing is None:
         loses = [f"; but {finding.better} takes longer at {at.in_flight:.1f}" for at in finding.curve if at.low > 1.0]
@@ -118,9 +118,9 @@ def _by_load(finding: Finding) -> str:
 
 
 def _harmed(evidence: Evidence) -> tuple[str, str] | None:
-    """Return the arm whose requests fare so much worse than others that nobody should wait for certainty, and how."""
+    """Return the arm that harms its requests so much that nobody should wait for certainty, and how."""
     totals = {arm: evidence.total(arm) for arm in evidence.plan.arms}
-    # Arms in turns are not compared by their times: a burst of traffic may lie in the turns of one of them.
+    # Arms that take turns are not compared by times: a burst of traffic may fall into the turns of one.
     is_beside = evidence.plan.count >= len(totals)
     for arm, sums in totals.items():
         others = sum((each for name, each in totals.items() if name != arm), Sums())
@@ -155,7 +155,7 @@ def _misses_more(shares: list[float]) -> bool:
 
 
 CERTAIN: Final = 0.99
-"""Confidence at which one arm is said to be better."""
+"""Confidence at which one arm is declared better."""
 SHOWN: Final = 0.95
 """Confidence of the interval of a crossing."""
 _UNEVEN: Final = (
@@ -163,15 +163,15 @@ _UNEVEN: Final = (
     "A client acts by where it is sent, or replicas of one arm refuse some requests."
 )
 _UNKNOWN: Final = 1.5
-"""An interval up to such a ratio says nothing of the better arm."""
+"""An interval that reaches this ratio does not show the better arm."""
 _LEAST_FAILED: Final = 10.0
 _TIMES_AS_OFTEN: Final = 5.0
 _FEW_FAILED: Final = 0.002
-"""Share of the failures of others, at least: so an arm is harmed from 1% on."""
+"""Least assumed share of failures of others: so an arm counts as harmed from 1%."""
 _MISSES_MORE: Final = 0.1
-"""Difference of the shares that miss their objective that harms."""
+"""Difference of shares of missed objectives that counts as harm."""
 _LEAST_VARIANCE: Final = 1e-8
 _LAST_PACES: Final = 3
-"""Blocks of each arm in which failures or a large difference end it: what happens once may be no arm's doing."""
+"""Blocks of each arm in which failures or a large difference must persist to end it: once may be chance."""
 _LEAST_OF_PACE: Final = 20.0
-"""Requests of an arm in each of these: of fewer, a few long ones make it look so by chance."""
+"""Fewest requests of an arm in each of these: with fewer, a few long ones look like harm by chance."""

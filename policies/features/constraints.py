@@ -1,4 +1,4 @@
-"""What the parameters of a request keep engines and models from."""
+"""Constraints that the parameters of a request put on engines and models."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from policies.features.values import number
 MIN_P_EPSILON: Final = 1e-5
 """vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
 EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors")
-"""Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
+"""Parameters that exclude tokens, and so make the model reject drafts, since the drafter ignores them."""
 PENALTIES: Final = {
     "presence_penalty": (0.0, 0.5),
     "frequency_penalty": (0.0, 0.1),
     "repetition_penalty": (1.0, 0.051),
 }
-"""Penalties on tokens that have come before: the value that changes nothing, and how far from it they change little."""
+"""Penalties on repeated tokens: the neutral value, and the distance from it with little effect."""
 _NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
-"""Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
+"""Structured outputs that may leave the model no choice; a schema leaves the texts open, a JSON object nearly all."""
 
 
 def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def is_restricted(body: dict[str, Any]) -> bool:
-    """Return whether the parameters of a request keep the model from tokens that it would emit by itself."""
+    """Return whether the parameters of a request exclude tokens that the model would otherwise emit."""
     if any(body.get(key) for key in EXCLUDING):
         return True
     for key, (plain, little) in PENALTIES.items():

@@ -1,4 +1,4 @@
-"""Parts of a prompt whose tokens its text does not show: images, audio, files, what an engine has stored."""
+"""Parts of a prompt whose tokens its text does not show: images, audio, files, stored conversations."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from typing import Any, Final
 from policies.features.values import LARGEST
 
 STORED: Final = "conversation"
-"""The part of a prompt that an engine has stored, which may have any length."""
+"""A part of a prompt that is stored at an engine, and may have any length."""
 
 _KINDS: Final = ("embeds", "image", "audio", "video", "file", "document")
 _SAID: Final = frozenset(
     {"low", "high", "original", "png", "jpeg", "jpg", "webp", "gif", "wav", "mp3", "mpeg", "flac", "ogg", "mp4", "pdf"}
 )
-"""What a request may say of a part that tells how many tokens its bytes are: the detail of an image, a format."""
+"""Words about a part that affect its tokens per byte: the detail of an image, a format."""
 _TELLING: Final = frozenset({"detail", "format", "media_type"})
 _LEAST_DATA_CHARS: Final = 64
-"""Of a text that is the data itself, not the id of a file."""
+"""Least length of a text that is data, not the id of a file."""
 _DEEPEST: Final = 3
 _MOST_FIELDS: Final = 32
 
 _TYPICAL_TOKENS: Final = 1000
-"""What a part counts until engines have told more: an image has from 64 to 16,000 tokens."""
+"""Assumed tokens of a part until engines report more: an image has from 64 to 16,000."""
 _TEXT_ERROR: Final = 0.25
-"""Of the estimate for a text: what is left of a prompt beyond that tells little of its parts if it is less."""
+"""Relative error of the estimate for a text: a smaller rest of the prompt says little about its parts."""
 _MOST_CLIENTS: Final = 128
 _MOST_PARTS: Final = 128
-"""Kinds of parts that are known of a client."""
+"""Most kinds of parts remembered per client."""
 _LEAST_CLIENTS: Final = 2
 _MOST_COUNT: Final = 20
 _MIXED_RATE: Final = 0.5
-"""Of what is learned from a prompt with parts of several kinds: one of them tells little of each."""
+"""Learning rate from a prompt with several kinds of parts, which says little about each."""
 _DECAY: Final = 0.05
-"""Of the largest part, with each one that is smaller."""
+"""Decay of the largest part, with each smaller one."""
 
 
 StoredTokens = Callable[[str], int]
-"""Returns the tokens of a stored response or conversation; 0 if they are not known."""
+"""Returns the tokens of a stored response or conversation; 0 if unknown."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unseen:
-    """What of a prompt its text does not show.
+    """The parts of a prompt that its text does not show.
 
     Parameters
     ----------
     parts
-        How many parts of each kind the prompt has.
+        Number of parts of each kind.
     text_tokens
         Tokens of the rest of the prompt.
     most_tokens
-        Tokens that the whole prompt may have, by what engines have told of such parts; the largest number if they have
-        told nothing of some of them.
+        Most tokens that the whole prompt may have, by engines' reports on such parts; the largest number if any kind is
+        unknown.
     unknown
-        Kinds of the parts of which engines have told nothing.
+        Kinds of parts on which engines have reported nothing.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -66,7 +66,7 @@ class Unseen:
 
 
 def name_of_part(part: Mapping[str, Any]) -> str:
-    """Return what tells how many tokens a part has: its kind, what is said of it, and the power of two of its size.
+    """Return a name for parts with similar tokens: the kind, words about it, and the size as a power of two.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def name_of_part(part: Mapping[str, Any]) -> str:
 
 
 def sized(name: str, size: int) -> str:
-    """Return the name of parts with the power of two that their size reaches; without it if that is not known."""
+    """Return the name of parts with their size as a power of two; without it if unknown."""
     return f"{name} 2^{size.bit_length()}" if size else name
 
 
@@ -105,7 +105,7 @@ def _texts(part: Mapping[str, Any], deepest: int) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Seen:
-    """Tokens of one kind of part: those of the usual one, and of the largest of late."""
+    """Tokens of one kind of part: of the usual one, and of the largest recent one."""
 
     mean: float
     most: float
@@ -113,15 +113,15 @@ class _Seen:
 
     @property
     def bound(self) -> float:
-        """What such a part has at most; the more, the fewer were seen."""
+        """Most tokens of such a part; larger if few were seen."""
         return self.most * (1.0 + 1.0 / self.count)
 
 
 class PartTokens:
-    """How many tokens the engines of a model make of the parts of prompts, by the usage that they report.
+    """The tokens that a model's engines make of parts of prompts, learned from reported usage.
 
-    A client's own parts tell of its next ones. Who has sent none of a kind goes by all others, if there are two or
-    more: each counts alike in what is expected, and none can lower what there may be at most.
+    A client's own parts predict its next ones. For a kind that it has not sent, all others' are used, if there are two
+    or more: each counts equally in the expectation, and none can lower the maximum.
 
     Examples
     --------
@@ -134,10 +134,10 @@ class PartTokens:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, _Seen]] = {}  # by client and part; what was seen last comes last
+        self._of: dict[str, dict[str, _Seen]] = {}  # by client and part; last seen comes last
 
     def unseen(self, parts: Mapping[str, int], text_tokens: int, client: str) -> tuple[int, Unseen]:
-        """Return the tokens to expect of a prompt, and what is known of its parts."""
+        """Return the expected tokens of a prompt, and what is known about its parts."""
         own, unknown = self._of.get(client, {}), dict[str, None]()
         tokens = most = float(text_tokens)
         for name, count in parts.items():
@@ -151,7 +151,7 @@ class PartTokens:
         return round(tokens), Unseen((*parts.items(),), text_tokens, most_tokens, (*unknown,))
 
     def learn(self, unseen: Unseen, client: str, prompt_tokens: int) -> None:
-        """Learn from the tokens that an engine has counted of a prompt."""
+        """Learn from an engine's count of the tokens of a prompt."""
         if STORED in unseen.unknown:
             return
         left, may_be_text = float(prompt_tokens - unseen.text_tokens), _TEXT_ERROR * unseen.text_tokens

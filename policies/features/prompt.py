@@ -21,7 +21,7 @@ HEAD_IDS: Final = 32
 
 
 def template_of_system_prompt(text: str) -> str:
-    """Return eight hex digits for a system prompt; empty if the prompt is."""
+    """Return eight hex digits for a system prompt; empty if it is empty."""
     return _of_head(text[:SYSTEM_CHARS])
 
 
@@ -41,7 +41,7 @@ def template_of_adapter(adapter: str, template: str) -> str:
     return _digest(f"{adapter}\n{template}")
 
 
-@lru_cache(maxsize=1024)  # an application sends the same text each time; a hit takes a third of the computation
+@lru_cache(maxsize=1024)  # an application sends the same text each time; a hit takes a third of the time
 def _of_head(head: str) -> str:
     return _digest(head.strip())
 
@@ -52,7 +52,7 @@ def _digest(text: str) -> str:
 
 
 TAIL_CHARS: Final = 1024
-"""Characters at the end of a prompt that the features consider: the task usually stands there."""
+"""Characters at the end of a prompt that the features consider: it usually contains the task."""
 
 BYTES_PER_TOKEN: Final = 4.0
 """Estimated UTF-8 bytes per token: 4 to 4.5 in English prose with today's vocabularies, fewer in code."""
@@ -64,20 +64,20 @@ MAX_PREFIX_TEXTS: Final = 2048
 """Texts of a prompt that are hashed for `prefix_hashes`; later texts of a longer conversation are ignored."""
 
 MAX_PREFIXES: Final = 64
-"""Prefixes of a prompt that `prefix_hashes` returns at most: the longest ones, and some shorter ones."""
+"""Most prefixes that `prefix_hashes` returns: the longest ones, and some shorter ones."""
 
 MIN_PREFIX_TOKENS: Final = 32
-"""Length of the shortest prefix that is worth finding in a prefix cache."""
+"""Length of the shortest prefix worth finding in a prefix cache."""
 
 
 _READ: Final = frozenset({"content", "output", "arguments", "tool_calls", "function_call"})
 _BARE: Final = _READ | {"role", "name", "type", "id", "call_id", "status", "refusal"}
-"""Fields of a message that hold nothing besides what is read of them."""
+"""Fields of a message with no content besides what is read."""
 _DEEPEST: Final = 4
 _OPTIONS: Final = ("mm_processor_kwargs", "media_io_kwargs")
-"""Parameters that change what an engine makes of a part."""
+"""Parameters that change how many tokens an engine makes of a part."""
 _INSERTED: Final = ("tools", "functions", "documents")
-"""What the chat template inserts into the prompt."""
+"""Fields that the chat template inserts into the prompt."""
 RARE_PROMPT_FIELDS: Final = frozenset({"prompt_embeds", "previous_response_id", "conversation", *_INSERTED, *_OPTIONS})
 _MOST_OPTIONS: Final = 16
 _REFERENCE: Final = "item_reference"
@@ -89,7 +89,7 @@ class Prompt:
     def __init__(
         self, pieces: list[str] | None = None, ids: list[int] | None = None, turns: int = 1, batch: int = 1
     ) -> None:
-        # Texts in order, including the system prompt; for a batch of prompts, those of the last one.
+        # Texts in order, including the system prompt; for a batch of prompts, of the last one.
         self.pieces: list[str] = [] if pieces is None else pieces
         self.system: list[str] = []  # texts of the system prompt
         # Token ids, if the prompt was sent as ids; for a batch, those of the last prompt.
@@ -98,10 +98,10 @@ class Prompt:
         self.id_count = len(self.ids)  # number of token ids in all prompts
         self.turns = turns  # number of messages, without the system prompt
         self.batch = batch  # number of independent prompts in the request
-        self.parts: dict[str, int] | None = None  # number of the parts that are no text, by `parts.name_of_part`
+        self.parts: dict[str, int] | None = None  # number of parts other than text, by `parts.name_of_part`
 
     def add_part(self, name: str) -> None:
-        """Count a part that is no text."""
+        """Count a part other than text."""
         if self.parts is None:
             self.parts = {}
         self.parts[name] = self.parts.get(name, 0) + 1
@@ -129,8 +129,8 @@ class Prompt:
 def read_prompt(body: dict[str, Any]) -> Prompt:
     """Return the prompt in a request body of any API.
 
-    Reads `messages` (chat, and Anthropic's with `system`), `prompt` (completions) and `input` (responses with
-    `instructions`, and embeddings). Fields of the wrong type are ignored.
+    It reads `messages` (chat, and Anthropic's with `system`), `prompt` (completions) and `input` (responses with
+    `instructions`, and embeddings), and ignores fields of the wrong type.
     """
     plain = None
     if isinstance(messages := body.get("messages"), list):
@@ -142,7 +142,7 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     else:
         prompt = _read_plain(body.get("input"))
         _add_system(prompt, body.get("instructions"))
-    if isinstance(plain, dict):  # one that is stored, by its id
+    if isinstance(plain, dict):  # a stored prompt, by its id
         prompt.add_part("prompt")
     for piece in prompt.pieces:
         prompt.size_bytes += _utf8_length(piece)
@@ -150,7 +150,7 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
 
 
 def read_other(document: dict[str, Any], size_bytes: int) -> Prompt:
-    """Return the prompt of a path that is only passed through: unknown fields count as text, a form as a part."""
+    """Return the prompt of a request that is only passed through: unknown fields count as text, a form as a part."""
     prompt = read_prompt(document)
     if not (prompt.size_bytes or prompt.id_count or prompt.parts):
         if document:
@@ -161,11 +161,11 @@ def read_other(document: dict[str, Any], size_bytes: int) -> Prompt:
 
 
 def add_rare(prompt: Prompt, body: dict[str, Any], stored: StoredTokens | None) -> None:
-    """Add what few prompts have: what the chat template inserts, embeddings, and what an engine has stored."""
+    """Add what few prompts have: fields that the chat template inserts, embeddings, and stored conversations."""
     for name in _INSERTED:
         if (inserted := body.get(name)) and (
             name != "documents" or "messages" in body
-        ):  # documents are ranked elsewhere
+        ):  # elsewhere, documents are ranked
             prompt.size_bytes += len(_as_json(inserted))
     if embeds := body.get("prompt_embeds"):
         for each in embeds if isinstance(embeds, list) else [embeds]:
@@ -181,7 +181,7 @@ def add_rare(prompt: Prompt, body: dict[str, Any], stored: StoredTokens | None) 
 
 
 def stored_in(body: dict[str, Any]) -> str:
-    """Return the id of the stored response or conversation that a request goes on with; empty without one.
+    """Return the id of the stored response or conversation that a request continues; empty without one.
 
     Examples
     --------
@@ -198,9 +198,9 @@ def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return a hash for each prefix of a prompt that ends with one of its texts, and the estimated tokens of each.
 
     A request that continues a conversation shares prefixes with the earlier requests, and all requests of an
-    application share its system prompt, as they do in an engine's prefix cache. Of a long conversation, those that end
-    with its last texts are returned, because its next request shares them, and every second, fourth, eighth ... of the
-    others, counted from the first. The hashes are the same in every gateway.
+    application share its system prompt, as in an engine's prefix cache. For a long conversation, it returns those that
+    end with its last texts, because its next request shares them, and every second, fourth, eighth ... of the others,
+    counted from the first. The hashes are the same in every gateway.
     """
     hashes: list[int] = []
     tokens: list[int] = []
@@ -278,7 +278,7 @@ def _add_part(prompt: Prompt, part: dict[str, Any], deepest: int) -> None:
 
 
 def _add_tool_traffic(prompt: Prompt, message: dict[str, Any]) -> None:
-    """Add the arguments of tool calls, and their output in the responses API, which stand beside `content`."""
+    """Add the arguments of tool calls, and their output in the responses API, which are not in `content`."""
     _add_content(prompt, message.get("output"))
     _add_arguments(prompt, message)
     if isinstance(calls := message.get("tool_calls"), list):
@@ -292,8 +292,8 @@ def _add_arguments(prompt: Prompt, call: object) -> None:
 
 
 def _add_item(prompt: Prompt, item: dict[str, Any]) -> None:
-    """Count an item of the responses API without text: one that is stored, hidden thoughts, an image."""
-    _add_arguments(prompt, item.get("function_call"))  # of the chat API, before there were `tool_calls`
+    """Count an item of the responses API without text: a stored item, hidden reasoning, an image."""
+    _add_arguments(prompt, item.get("function_call"))  # of the chat API, before `tool_calls`
     if any(value is not None for name, value in item.items() if name not in _BARE) or item.get("type") == _REFERENCE:
         prompt.add_part(name_of_part(item))
 

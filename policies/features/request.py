@@ -1,4 +1,4 @@
-"""The features of a request that policies decide by."""
+"""The features of a request, by which policies decide."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPLETIONS_MAX_TOKENS: Final = 16
 """Default `max_tokens` of the completions API, in vLLM as at OpenAI."""
 
 TYPICAL_TOKENS: Final = 220
-"""Length of an answer of which nothing is known; Azure's conversation trace of 2023 has a mean of 211 tokens."""
+"""Assumed length of an unknown answer; Azure's conversation trace of 2023 has a mean of 211 tokens."""
 
 WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
@@ -57,7 +57,7 @@ class Endpoint(StrEnum):
 _COMPLETIONS: Final = Endpoint.COMPLETIONS  # saves an attribute lookup per request
 
 
-# Not frozen: setting the fields of a frozen dataclass would take 2 us per request. Treat it as immutable all the same.
+# Not frozen: setting the fields of a frozen dataclass would take 2 us per request. Treat it as immutable anyway.
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class RequestFeatures:
     """The features of one request.
@@ -76,8 +76,8 @@ class RequestFeatures:
     code_share
         Share of the lines that begin like source code, over the last 1,024 characters of the prompt, 0 to 1.
     prompt_tokens
-        Length of the prompt in tokens: exact for token ids, else an estimate. Images and the like count what engines
-        have made of such; until they have told that, a thousand tokens each.
+        Length of the prompt in tokens: exact for token ids, else an estimate. Images and the like count as engines have
+        reported for such; until then, a thousand tokens each.
     max_tokens
         Limit on output tokens per sequence; None if there is none. A completion without a limit has 16, as in vLLM.
     template
@@ -106,18 +106,18 @@ class RequestFeatures:
     prefix_tokens
         Length of each of those prefixes in tokens.
     restricted
-        Whether the request's parameters keep the model from tokens that it would emit by itself, so that drafts may be
+        Whether the request's parameters exclude tokens that the model would otherwise emit, so that drafts may be
         rejected through no fault of their drafter.
     client
-        Id of the client, made from its key; empty if it has none.
+        Id of the client, derived from its key; empty if it has none.
     overuse
-        Requests in flight of that client over its share of all, at least 1: by so much more the delay of others weighs.
+        Ratio of that client's requests in flight to its share of all, at least 1: the factor on the delay of others.
     thinking
-        Whether the request asks for thinking before the answer, or asks for none; None if it leaves that to the model.
+        Whether the request enables or disables thinking before the answer; None if it leaves that to the model.
     shape
-        Which of the things it asks for engines have been seen to break on, see `policies.features.shape`.
+        Requested features on which engines have been seen to break, see `policies.features.shape`.
     unseen
-        What of the prompt its text does not show; None if there is nothing.
+        Parts of the prompt that its text does not show; None without any.
 
     Examples
     --------
@@ -155,7 +155,7 @@ class RequestFeatures:
     overuse: float
     unseen: Unseen | None
 
-    def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
+    def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created five times as fast
         self,
         model: str,
         endpoint: Endpoint,
@@ -216,39 +216,39 @@ class RequestFeatures:
         self.unseen = unseen
 
     def set_apart(self, template: str, prefix: tuple[int, ...]) -> None:
-        """Make the request one of an adapter, which is an application of its own, whose prompts are cached apart."""
+        """Make the request one of an adapter: a separate application, whose prompts are cached separately."""
         self.template, self.prefix = template, prefix
 
     def set_session(self, session: int) -> None:
-        """Take the prompt, whose text shows nothing of it, for one that continues those of a session."""
+        """Treat the prompt as continuing those of a session, which its text does not show."""
         self.prefix, self.prefix_tokens = (session,), (self.prompt_tokens,)
 
     def demand(self, overuse: float, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
-        """Set what is asked for the request: whose it is, and within what bounds it is to be answered."""
+        """Set the overuse of the request's client, and the bounds on its times."""
         self.overuse, self.slo_ttft_s, self.slo_tpot_s = overuse, slo_ttft_s, slo_tpot_s
 
     @property
     def context_tokens(self) -> int:
-        """Length that the context is expected to reach: the prompt, and an answer of typical length or its limit."""
+        """Expected length of the context: the prompt, and an answer of typical length or its limit."""
         limit = self.max_tokens
         return self.prompt_tokens + (TYPICAL_TOKENS if limit is None or limit > TYPICAL_TOKENS else limit)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the prompt has parts of which engines have told nothing."""
+        """Whether the prompt has parts on which engines have reported nothing."""
         return self.unseen is not None and bool(self.unseen.unknown)
 
     @property
     def most_context_tokens(self) -> int:
-        """Length that the context may reach, with the longest answer that the request allows.
+        """Greatest length of the context, with the longest answer that the request allows.
 
-        What is not known of the prompt may be of any length.
+        Unknown parts of the prompt may have any length.
         """
         most = max(self.context_tokens, self.prompt_tokens + (self.max_tokens or 0))
         return most if self.unseen is None else most + max(0, self.unseen.most_tokens - self.prompt_tokens)
 
     def __reduce__(self) -> tuple[type[RequestFeatures], tuple[Any, ...]]:
-        """Return what pickling needs, which a compiled class does not provide by itself."""
+        """Support pickling, which a compiled class does not provide by itself."""
         return RequestFeatures, tuple([getattr(self, field.name) for field in fields(self)])
 
 
@@ -273,13 +273,13 @@ def describe(
 ) -> RequestFeatures:
     """Return the features of a request, from its parsed body.
 
-    Accepts JSON of any shape: the engine validates requests, and a field of the wrong type counts as absent. The cost
-    depends on the number of messages, not on their length.
+    It accepts JSON of any shape: the engine validates requests, and a field of the wrong type counts as absent. The
+    cost depends on the number of messages, not on their length.
 
     Parameters
     ----------
     default_temperature
-        Temperature of a request that sends none, usually from the model's generation config.
+        Temperature of a request without one, usually from the model's generation config.
     qps, in_flight
         As in `RequestFeatures`.
     workload
@@ -287,11 +287,11 @@ def describe(
     text_features
         Subset of `TEXT_FEATURES` to compute; the others keep their defaults.
     prompt
-        Result of `read_prompt(body)`, if the caller has it already.
+        Result of `read_prompt(body)`, if the caller already has it.
     client
         As in `RequestFeatures`.
     parts, stored
-        What is known of the tokens of parts that are no text, and of stored conversations.
+        What is known about the tokens of parts other than text, and of stored conversations.
 
     Examples
     --------
@@ -359,7 +359,7 @@ def describe(
 
 
 def _thinking(body: dict[str, Any]) -> bool | None:
-    """Return whether a request asks for thinking, in the ways of vLLM's chat templates, OpenAI's and Anthropic's."""
+    """Return whether a request enables thinking, in the form of vLLM's chat templates, OpenAI or Anthropic."""
     if isinstance(said := body.get("chat_template_kwargs"), dict):
         for name in ("enable_thinking", "thinking"):
             if isinstance(asked := said.get(name), bool):

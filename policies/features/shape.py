@@ -1,4 +1,4 @@
-"""The shape of a request: which of the things it asks for engines have been seen to break on."""
+"""The shape of a request: its features on which engines have been seen to break."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def offers_tools(body: dict[str, Any]) -> bool:
 
 
 def forces_tool(body: dict[str, Any]) -> bool:
-    """Return whether the model must call a tool, if there are some."""
+    """Return whether the model must call a tool, if any are offered."""
     return _tool_choice(body) in _TOOL_FORCED
 
 
 def structure_of(body: dict[str, Any]) -> str:
-    """Return the kind of structured output that a request asks for; empty without one.
+    """Return the kind of structured output that a request wants; empty without one.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def structure_of(body: dict[str, Any]) -> str:
     if outputs := body.get("structured_outputs"):
         kinds = [_KINDS[key] for key in outputs if key in _KINDS and outputs[key]] if isinstance(outputs, dict) else []
         return kinds[0] if kinds else "other_format"
-    # In the responses API, and in Anthropic's messages API, one level down.
+    # One level down in the responses API, and in Anthropic's messages API.
     outer = [value for key in ("text", "output_config") if isinstance(value := body.get(key), dict)]
     for value in (body.get("response_format"), *[each.get("format") for each in outer]):
         if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text":
@@ -72,7 +72,7 @@ def shape_of(
 
 
 def wants_json(shape: Sequence[str]) -> bool:
-    """Return whether the text of the answer is to be JSON, or holds the arguments of tools."""
+    """Return whether the answer must be JSON, or may contain tool arguments."""
     return any(each in JSON or each in TOOLS for each in shape)
 
 

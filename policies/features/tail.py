@@ -1,4 +1,4 @@
-"""How much a prompt repeats itself: an indicator of how well n-gram and suffix drafting will do on it."""
+"""How much a prompt repeats itself, which indicates how well n-gram and suffix drafting will do on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in the bodies of requests, which may be of any type."""
+"""Reads numbers in the bodies of requests, where values may have any type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LARGEST: Final = 2**31 - 1
 
 
 def number(value: object) -> float | None:
-    """Return a finite number, also from a string, as vLLM's validation does; else None."""
+    """Return a finite number, even from a string, as vLLM's validation does; else None."""
     if value is None:
         return None
     if isinstance(value, float):
@@ -25,7 +25,7 @@ def number(value: object) -> float | None:
 
 
 def count(value: object) -> int | None:
-    """Return a number as a whole one of 32 bits, not below 0; None if it is no number."""
+    """Return a number as a nonnegative 32-bit integer; None if it is no number."""
     found = number(value)
     if found is None:
         return None

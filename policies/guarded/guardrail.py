@@ -1,4 +1,4 @@
-"""The guardrail: whole blocks of time under `least_loaded` show what a policy gains, and freeze one that loses."""
+"""The guardrail: blocks of time under `least_loaded` show what a policy gains, and freeze one that loses."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ log = logging.getLogger(__name__)
 class Guardrail:
     """A comparison of a policy with `least_loaded` by switching the whole pool between them: a switchback.
 
-    A request under `least_loaded` in a pool that the policy has loaded shows neither what the policy does to others nor
-    what `least_loaded` would do with the pool. So time is divided into blocks, counted from 1970, which are the same in
-    all gateways and workers of a pool. In each cycle of them, one at a place that looks random belongs to
-    `least_loaded`. Of each block, its beginning is left out, in which the pool settles, and its end, since requests
-    that are in flight then are also the next one's.
+    A single request under `least_loaded`, in a pool that the policy has loaded, shows neither what the policy does to
+    others nor what `least_loaded` would do with the pool. So time is divided into blocks, counted from 1970, which are
+    the same in all gateways and workers of a pool. In each cycle, one block at a pseudorandom place belongs to
+    `least_loaded`. The start of each block is left out, while the pool settles, and its end, since requests in flight
+    then extend into the next one.
 
     If the policy seems worse, but not yet for sure, every second block belongs to `least_loaded`. If it is worse, it is
     frozen: `least_loaded` decides, except in one block of each cycle, which shows when the policy is better again.
 
-    The metric is seconds per unit of work: the times that requests spent in a block, over the work that they had done
-    in it. For the same arrivals, its ratio is that of the mean times. A unit of work of a kind of requests counts as
-    much as it takes on average, under either, so that a change of the mix is none of the seconds per unit of work.
+    The metric is seconds per unit of work: the time that requests spent in a block, over the work done for them. For
+    the same arrivals, its ratio is that of the mean times. A unit of work is weighted by the mean time of its kind of
+    requests, under both, so that a change of the mix does not change the metric.
     """
 
     def __init__(self, settings: GuardrailSettings) -> None:
-        self.frozen = False  # whether the policy was found to be worse and is out of use
+        self.frozen = False  # whether the policy was found to be worse and does not decide
         self.freezes = 0  # number of freezes so far
-        # Copied, because reading a pydantic field takes as long as everything that is done with it per request.
+        # Copied, because reading a pydantic field takes as long as all its use per request.
         self._cycle = round(1.0 / settings.share) if settings.share else 0
         self._tolerance, self._confidence, self._block_s = settings.tolerance, settings.confidence, settings.block_s
         self._blocks = Blocks(settings.block_s)
         self._start_over()
 
     def share(self) -> float:
-        """Return the share of time that belongs to `least_loaded` at present."""
+        """Return the share of time that currently belongs to `least_loaded`."""
         if not self._cycle:
             return 0.0
         if self._in_doubt:
@@ -61,7 +61,7 @@ class Guardrail:
         self._close(now_s)
 
     def comparison(self, confidence: float) -> Comparison:
-        """Return the ratio with an interval that may be looked at at any time, and as often as one likes."""
+        """Return the ratio with an interval that holds however often one looks."""
         return self._turns.comparison(confidence)
 
     @property
@@ -70,16 +70,16 @@ class Guardrail:
         return self._turns.comparison(CONFIDENCE).ratio
 
     def needed_block_s(self) -> float | None:
-        """Return how long a block must be for the requests of late; None if it is long enough."""
+        """Return how long a block must be for recent requests; None if it is long enough."""
         return self._blocks.needed_s() if self._cycle else None
 
     def thaw(self) -> None:
-        """Put the policy back in use on an operator's request, and restart the comparison."""
+        """Let the policy decide again on an operator's request, and restart the comparison."""
         self.frozen = False
         self._start_over()
 
     def _turn(self, now_s: float) -> None:
-        """Begin the block of a time."""
+        """Begin the block at a time."""
         if not self._cycle:
             self._from_s, self._until_s = -math.inf, math.inf
             return
@@ -92,7 +92,7 @@ class Guardrail:
             self._controls[number] = self._control
 
     def _place(self, number: int, *, frozen: bool) -> int:
-        """Return which block of the cycle is the one of `least_loaded` or, of a frozen policy, the policy's own."""
+        """Return the block of the cycle that belongs to `least_loaded` or, if frozen, to the policy."""
         cycle = number // self._cycle
         place = mix(cycle) % self._cycle
         if frozen:
@@ -134,6 +134,6 @@ class Guardrail:
 
 
 CONFIDENCE: Final = 0.95
-"""Confidence of the interval that operators are shown."""
+"""Confidence of the interval shown to operators."""
 _DOUBT: Final = 0.8
-"""Confidence that the policy is worse from which on every second block shows whether it is."""
+"""Confidence that the policy is worse from which every second block belongs to `least_loaded`."""

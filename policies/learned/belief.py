@@ -1,4 +1,4 @@
-"""What `learned` believes, for people: the speedup of each backend by kind of request, and its present step time."""
+"""The beliefs of `learned`, for people: the speedup of each backend by kind of request, and its current step time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SPREAD: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class GroupBelief:
-    """What is expected of one backend for a group of requests."""
+    """The expectations of one backend for a group of requests."""
 
     backend: str
     speedup: float  # output tokens per second relative to the baseline, at the same load
     tokens_per_step: float  # expected
-    # Geometric mean of those observed, as they would have been at the maximum k; None without any.
+    # Geometric mean of the observed ones, scaled to the maximum k; None without any.
     observed_tokens_per_step: float | None
     requests: float  # requests of the group observed on its method and k, shadow drafts included, discounted by age
     sent: float  # those of the group that it answered itself
@@ -41,9 +41,9 @@ class GroupBelief:
 class RequestGroup:
     """Requests of one workload, template and temperature."""
 
-    workload: str  # as declared in the header `x-gateway-workload`; empty if it was not
-    # Eight hex digits that requests of one application share; empty for requests without one, and for all templates
-    # with few requests together.
+    workload: str  # as declared in the header `x-gateway-workload`; empty without it
+    # Eight hex digits that requests of one application share; empty for requests without one, and for all rare
+    # templates together.
     template: str
     temperature: str  # range of the temperature, such as `0.5-0.9`
     requests: float  # observations of the group on all backends, shadow drafts included, discounted by age
@@ -52,17 +52,17 @@ class RequestGroup:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is expected of the backends of a model."""
+    """The expectations of the backends of a model."""
 
-    baseline: str  # the backend that speedups are relative to: the first without speculation, else the first
+    baseline: str  # the reference of speedups: the first backend without speculation, else the first
     batch: float  # requests on each backend at which speedups hold
-    groups: list[RequestGroup]  # the groups with the most requests, the largest first
+    groups: list[RequestGroup]  # the groups with the most requests, largest first
 
 
 def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -> Belief:
-    """Return what a policy believes; may be called from another thread, as it changes nothing."""
+    """Return the beliefs of a policy; may be called from another thread, as it changes nothing."""
     known = learned.known
-    replicas = {**known.replicas}  # a copy: another thread adds to them
+    replicas = {**known.replicas}  # a copy: another thread adds replicas
     present = [replicas[each.name] for each in candidates if each.name in replicas]
     if not present:
         return Belief("", batch, [])
@@ -76,14 +76,14 @@ def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -
 
 
 def present_step_s(replica: KnownReplica, requests: int) -> float:
-    """Return the step time that the fit expects of a replica, with the work that it has of this gateway process."""
+    """Return a replica's expected step time by the fit, with its current work from this gateway process."""
     batch, sent = max(1, requests), replica.sent
     context_tokens = replica.context_tokens / sent * batch if sent else 0.0
     return sum(terms(replica.cost(batch), (batch, context_tokens, 0.0)))
 
 
 def tokens_per_step(known: Known, replica: KnownReplica, kind: Key, batch: float) -> float:
-    """Return the tokens per step that a replica is expected to have for requests of a kind, see `without_client`."""
+    """Return the expected tokens per step of a replica for requests of a kind, see `without_client`."""
     _, accepted = known.detector.effect(replica.name, 0.0)
     excess = known.per_step.mean(replica.arm, nested((*kind, ""))) + replica.apart
     return replica.per_step(_by_k(known, replica, kind), excess, batch, accepted)
@@ -122,7 +122,7 @@ def _grouped(known: Known) -> dict[Key, _Observed]:
     for name, kind, answers, _ in answers_of(known.statistics):
         group, replica = shown(kind), known.replicas.get(name)
         group.sent[name] += answers
-        if replica is not None and not replica.k:  # it drafts nothing that could be learned
+        if replica is not None and not replica.k:  # it drafts nothing to learn from
             group.arms[replica.arm].append((kind, answers, 0.0))
     return groups
 
@@ -134,7 +134,7 @@ def _group(kind: Key) -> Key:
 def _of_backend(
     known: Known, replica: KnownReplica, group: _Observed, reference: KnownReplica, batch: float
 ) -> GroupBelief:
-    """Return what is expected of a backend: the mean over the most frequent kinds, of logarithms."""
+    """Return the expectations of a backend: the mean of logarithms over the most frequent kinds."""
     weights = log_speedup = log_tokens = 0.0
     for kind, weight in heapq.nlargest(_MOST_KINDS, group.kinds.items(), lambda item: item[1]):
         load = batch, batch * (typical(kind).prompt_tokens + TYPICAL_TOKENS / 2), 0.0
@@ -178,6 +178,6 @@ def _temperatures(index: int) -> str:
 
 
 _MOST_KINDS: Final = 12
-"""Kinds of a group that its predictions are averaged over: those with the most requests."""
+"""Kinds of a group over which its predictions are averaged: those with the most requests."""
 _LEAST_REQUESTS: Final = 20.0
 """Observations below which a group is not shown."""

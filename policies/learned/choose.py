@@ -1,4 +1,4 @@
-"""What each request goes through: the delay on each replica, the one sum, and the replica where that is least."""
+"""The choice for each request: the delay on each replica, the one sum, and the replica where that is least."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from policies.trouble.troubles import Troubles
 
 
 class Chooser:
-    """Chooses by what is known; in the blocks of time that the guardrail takes, as `least_loaded` does."""
+    """Chooses by what is known; in the guardrail's blocks of time, as `least_loaded` does."""
 
     def __init__(
         self, name: str, known: Known, total: Sum, guardrail: Guardrail, troubles: Troubles, meter: LoadMeter
@@ -32,7 +32,7 @@ class Chooser:
     def delays(
         self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
     ) -> tuple[RequestKind, list[Delay]]:
-        """Return the kind of a request, and what it takes on each candidate."""
+        """Return the kind of a request, and its delay on each candidate."""
         kind = self._known.kinds.of(request)
         return kind, self._known.delays(request, candidates, kind, now_s, self._meter.oldest_s())
 
@@ -52,7 +52,7 @@ class Chooser:
         is_sent: bool,
         explains: bool,
     ) -> Decision:
-        """Choose the candidate of the least sum, and count the request there if it is sent."""
+        """Choose the candidate with the least sum, and add the request to its work if it is sent."""
         known = self._known
         kind, delays = self.delays(request, candidates, now_s)
         costs = self._sum.of(request, delays, is_sent=is_sent)
@@ -94,7 +94,7 @@ class Chooser:
     def follow(
         self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
     ) -> Decision:
-        """Return another policy's decision with a memo from whose outcome this one learns."""
+        """Return another policy's decision with a memo that lets this one learn from the outcome."""
         chosen = [one for one in candidates if one.name == decision.backend]
         kind, delays = self.delays(request, chosen, now_s)
         self._known.send(request, kind, delays[0], delays, now_s, is_compared=False)
@@ -102,9 +102,9 @@ class Chooser:
 
 
 def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: list[Delay]) -> list[float]:
-    """Return the propensities of `least_loaded`, among those without thousands of tokens more to compute than others.
+    """Return the propensities of `least_loaded`, except where thousands of tokens more must be computed than elsewhere.
 
-    A conversation of 100,000 tokens that is sent where it is not cached slows the whole pool, for no comparison.
+    A conversation of 100,000 tokens sent where it is not cached would slow the whole pool, and show nothing.
     """
     spared = sparing(request, candidates)
     new = [request.prompt_tokens - one.cached_tokens for one in delays]

@@ -1,4 +1,4 @@
-"""The depth of drafting: which k a backend has in force, by batch size."""
+"""The draft depth: which k a backend has in force, by batch size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Place = tuple[int, float]
 class Depth:
     """The k in force on a backend whose k depends on the batch.
 
-    Step times and tokens per step are known for each level, and are linear between two: a request that meets both of
-    them has some steps of each. Batches vary while a request runs, so the k of a batch is the mean of those around it.
+    Step times and tokens per step are known for each level, and are linear between two: a request that meets both has
+    some steps of each. Batches vary while a request runs, so the k of a batch is averaged over those around it.
     """
 
     def __init__(self, schedule: DraftSchedule) -> None:
-        # Whether k stands for the drafts that are verified, of which engines report nothing.
+        # Whether k is the number of verified drafts, which engines do not report.
         self.adaptive = schedule.adaptive
         ks = schedule.by_batch
         self.levels = sorted(set(ks[1:]))  # values of k in the schedule, ascending; at least two
@@ -41,7 +41,7 @@ class Depth:
         self._last = len(self._positions) - 1
 
     def place(self, batch: float) -> Place:
-        """Return the place of the k that a batch of so many requests has."""
+        """Return the place of the k of a batch of so many requests."""
         position = self._positions[min(self._last, int(batch + 0.5))]
         return self._at(position)
 

@@ -1,4 +1,4 @@
-"""The detector: whether a replica does otherwise than it did: is slower, or has fewer of its drafts accepted."""
+"""The detector: finds replicas that have become slower, or have fewer of their drafts accepted."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EVIDENCE: Final = 11.5
-"""Log-likelihood ratio of an alarm: a healthy replica gets there at most once in e^11.5, some 100,000, answers."""
+"""Log-likelihood ratio of an alarm: a healthy replica reaches it at most once in e^11.5, some 100,000, answers."""
 MOST_SHARE: Final = 0.6
-"""Share of it that one client can give while others are answered; of a single client, one template."""
+"""Share of `EVIDENCE` that one client can contribute while there are others; with a single client, one template."""
 EVIDENT_TOKENS: Final = 16
 """Tokens of an answer below which its drafts are no evidence."""
 ALONE: Final = 300
 """Answers in a row of one client after which it counts as the only one."""
 _RECENT: Final = 64
 _ALMOST_ALL: Final = 0.9
-"""Share of so many recent answers of one client from which a template counts as its only one."""
+"""Share of recent answers of one client from which a template counts as its only one."""
 SLOW: Final = 2.0
-"""Factor on the time of a step of the fault that the test looks for; it finds from twice on."""
+"""Factor on step times of the fault that the test looks for."""
 FEW: Final = 0.4
-"""Share of the accepted drafts that were expected below which an answer speaks of a fault."""
+"""Share of the expected accepted drafts below which an answer indicates a fault."""
 KNOWN: Final = 40.0
 """Answers of a kind of request below which a deviation may be the expectation's fault."""
 LEAST_GAIN: Final = 0.2
 """Expected accepted tokens per step below which an answer is no evidence: silence would look the same."""
 SILENT: Final = 0.1
-"""Share up to which a replica is silent: even heads that do not fit have more."""
+"""Share up to which a drafter counts as silent: even mismatched heads have more."""
 REST_S: Final = 20.0
-"""Seconds without requests under policies that do not price what was found; each relapse doubles it."""
+"""Seconds without requests under policies that do not price findings; each relapse doubles them."""
 LONGEST_S: Final = 600.0
 HALF_LIFE_S: Final = 10.0
-"""Half-life of a slowness that no later answer confirms, so that a replica which is slow is tried again."""
+"""Half-life of a slowness without new evidence, so that a slow replica is tried again."""
 
 UNKNOWN: Final = "unknown"
-"""Cause of what follows no change of the engine; the others are those of `EngineChange`."""
+"""Cause of a fault that follows no change of the engine; others are values of `EngineChange`."""
 
 Found = tuple[float, float]
 """Factor on step times, and share of the drafts accepted as expected."""
 
 
 class Fault:
-    """What was found of a replica."""
+    """A finding about a replica."""
 
     def __init__(self, what: str, level: float, now_s: float) -> None:
         self.what = what  # `slow`, `poor` or `silent`
         self.level = level  # log of the factor, or the share
         self.since_s = self.seen_s = now_s
-        self.expected = self.observed = math.nan  # tokens per step, of the answer that gave the alarm
+        self.expected = self.observed = math.nan  # tokens per step of the answer that raised the alarm
         self.cause = UNKNOWN
         self.half_life_s = HALF_LIFE_S
         self.answers = 0
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the finding in words."""
         if self.what == "slow":
             return f"its steps take {math.exp(self.level):.1f} times as long as expected"
         after = "" if self.cause == UNKNOWN else f" {self.cause.replace('_', ' ')}"
@@ -72,7 +72,7 @@ class Fault:
 
 
 class Sources:
-    """Who was answered of late: whether there is one client only, and of it hardly more than one template."""
+    """Recent clients: whether there is only one, and if so, hardly more than one template."""
 
     def __init__(self) -> None:
         self._client, self._in_a_row = "", ALONE
@@ -80,8 +80,8 @@ class Sources:
         self._counts: dict[str, int] = {}  # of them
 
     def see(self, request: RequestFeatures, tokens: int) -> str | None:
-        """Count an answer; return whose evidence it is, None if there is nobody else."""
-        if tokens >= EVIDENT_TOKENS:  # a probe's makes nobody one of several
+        """Count an answer; return its source of evidence, None if that is the only one."""
+        if tokens >= EVIDENT_TOKENS:  # short answers, as of probes, do not count as another client
             self._count(request.client, request.template)
         if self._in_a_row <= ALONE or (self._recent and request.client != self._client):
             return request.client
@@ -103,17 +103,17 @@ class Sources:
 
 
 class _Test(Generic[T]):
-    """Page's cumulative sum of log-likelihood ratios, kept at zero or above, and what waits for its end."""
+    """Page's cumulative sum of log-likelihood ratios, kept at zero or above, and lessons held until it ends."""
 
     def __init__(self, most: float) -> None:
         self._most = most  # evidence of one answer
         self.total = self.level = 0.0
-        self.drafts: tuple[int, int] | None = None  # the engine's counters when the evidence began
+        self.drafts: tuple[int, int] | None = None  # the engine's counters at the start of the evidence
         self.held: list[T] = []
         self._by_source: dict[str | None, float] = {}
 
     def add(self, ratio: float, level: float, source: str | None, drafts: tuple[int, int]) -> bool:
-        """Add an answer; return whether that is enough for an alarm."""
+        """Add an answer; return whether the evidence suffices for an alarm."""
         if ratio < 0.0:
             keep = max(0.0, 1.0 + ratio / self.total) if self.total else 0.0
             self._by_source = {name: keep * own for name, own in self._by_source.items()} if keep else {}
@@ -127,7 +127,7 @@ class _Test(Generic[T]):
         return self.total >= EVIDENCE
 
     def has_enough_of(self, source: str | None) -> bool:
-        """Return whether a client has given all that it may."""
+        """Return whether a source has contributed all that it may."""
         return source is not None and self._by_source.get(source, 0.0) >= MOST_SHARE * EVIDENCE
 
     def reset(self) -> None:
@@ -135,13 +135,13 @@ class _Test(Generic[T]):
         self.total, self._by_source = 0.0, {}
 
     def release(self) -> list[T]:
-        """Return what waited."""
+        """Return and clear the held lessons."""
         held, self.held = self.held, []
         return held
 
 
 class _Count:
-    """Answers of a kind of healthy replicas: those with few accepted drafts, and all."""
+    """Counts of one kind of answer from healthy replicas: those with few accepted drafts, and all."""
 
     __slots__ = ("all", "few")
 
@@ -150,25 +150,25 @@ class _Count:
 
 
 class _Watch(Generic[T]):
-    """The tests of one replica, and what they have found."""
+    """The tests of one replica, and their findings."""
 
     def __init__(self) -> None:
         self.speed, self.drafting = _Test[T](_MOST_OF_STEPS), _Test[T](_MOST_OF_DRAFTS)
         self.slow: Fault | None = None
         self.poor: Fault | None = None
         self.rest_s, self.rests_until_s = REST_S, 0.0
-        # Kinds of the answers since the evidence began, and which had few drafts.
+        # Kinds of the answers since the evidence began, and whether they had few accepted drafts.
         self.answers: deque[tuple[tuple[str, str, str], bool]] = deque()
-        self.change = UNKNOWN  # what its engine went through before
+        self.change = UNKNOWN  # the last change of its engine
 
 
 class Detector(Generic[T]):
     """Two sequential tests [1]_ for each replica; they change nothing until they find something.
 
-    An answer gives the ratio of its step time, and of its tokens per step, to what was expected. The sum of the
-    log-likelihood ratios of a fault and of health, kept at zero or above, reaches h in health once in exp(h) answers
-    at most [2]_. One client gives at most `MOST_SHARE` of it. What is found follows the next answers until they are as
-    expected. What answers teach waits as long as there is evidence, and is dropped with an alarm.
+    Each answer gives the ratios of its step time and of its tokens per step to their expectations. The sum of the
+    log-likelihood ratios of a fault over health, kept at zero or above, reaches h in health at most once in exp(h)
+    answers [2]_. One client contributes at most `MOST_SHARE` of it. A finding follows later answers until they are as
+    expected. Lessons from answers are held while there is evidence, and dropped on an alarm.
 
     References
     ----------
@@ -178,18 +178,18 @@ class Detector(Generic[T]):
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[Fault, ...]] = {}  # by replica
-        self.reasons: dict[str, str] = {}  # in words, of those that are slow or whose drafts are accepted less
+        self.reasons: dict[str, str] = {}  # in words, of replicas that are slow or whose drafts are accepted less
         self.silent: dict[str, Fault] = {}
         self._watches: dict[str, _Watch[T]] = {}
         self._sources = Sources()
         self._counts: dict[tuple[str, str, str], _Count] = {}  # by kind
 
     def see(self, request: RequestFeatures, tokens: int) -> str | None:
-        """Count an answer of so many tokens, and return whose evidence it is."""
+        """Count an answer of so many tokens; return its source of evidence."""
         return self._sources.see(request, tokens)
 
     def effect(self, name: str, now_s: float) -> Found:
-        """Return what was found of a replica."""
+        """Return the current effect of the findings about a replica."""
         if name not in self.found:
             return 1.0, 1.0
         watch = self._watches[name]
@@ -200,7 +200,7 @@ class Detector(Generic[T]):
         return slow, 1.0 if watch.poor is None else min(1.0, max(0.0, watch.poor.level))
 
     def observe_speed(self, name: str, ratio: float, source: str | None, now_s: float) -> None:
-        """Compare the step time of an answer, over the fitted one, with health."""
+        """Test the ratio of an answer's step time to the fitted one."""
         watch, level = self._watch(name), max(-2.0, min(2.0, math.log(ratio)))
         finding = watch.slow
         if finding is None:
@@ -210,7 +210,7 @@ class Detector(Generic[T]):
                 watch.speed = _Test(_MOST_OF_STEPS)
         else:
             finding.level += _FOLLOWS * (level - finding.level)
-            if now_s - finding.seen_s > finding.half_life_s:  # it was tried again
+            if now_s - finding.seen_s > finding.half_life_s:  # it was retried
                 finding.half_life_s = min(LONGEST_S, 2.0 * finding.half_life_s)
             finding.seen_s = now_s
             if finding.level < _RECOVERED_SLOW:
@@ -228,10 +228,10 @@ class Detector(Generic[T]):
         learned: T | None,
         now_s: float,
     ) -> Sequence[T]:
-        """Compare the tokens per step of an answer with those expected, if it accuses; return what may be learned.
+        """Test the tokens per step of an answer against the expectation, if there is one; return what may be learned.
 
-        What counts is whether an answer has less than `FEW` of the accepted drafts that were expected. How many of a
-        healthy replica do is counted by the `kind` of request (arm, workload and bins), however much they vary.
+        The test is whether an answer has less than `FEW` of the expected accepted drafts. How often that happens on
+        healthy replicas is counted by `kind` of request (arm, workload and bins), whatever its variance.
         """
         watch = self._watch(name)
         if expected is None or expected - 1.0 < LEAST_GAIN:
@@ -249,7 +249,7 @@ class Detector(Generic[T]):
         few, count = (0.0, 0.0) if counted is None else (counted.few, counted.all)
         usual = min(_MOST_USUAL, (few + _PRIOR_FEW) / (count + _PRIOR_COUNT))
         is_few = share < FEW
-        if not (is_few and watch.drafting.has_enough_of(source)):  # what is no evidence is no sign of health either
+        if not (is_few and watch.drafting.has_enough_of(source)):  # no evidence, and no sign of health
             watch.answers.append((kind, is_few))
         if count < KNOWN:
             self._count(watch, 0)
@@ -257,7 +257,7 @@ class Detector(Generic[T]):
         ratio = math.log(_OF_FAULTY / usual) if is_few else math.log((1.0 - _OF_FAULTY) / (1.0 - usual))
         if watch.drafting.add(ratio, share, source, drafts):
             gain = _gain(watch.drafting.drafts or drafts, drafts)
-            if gain is not None and gain > FEW * (expected - 1.0):  # its engine counts more accepted drafts
+            if gain is not None and gain > FEW * (expected - 1.0):  # its engine's counters disagree
                 watch.drafting.reset()
             else:
                 what = "silent" if watch.drafting.level <= SILENT else "poor"
@@ -267,31 +267,31 @@ class Detector(Generic[T]):
                 watch.drafting, watch.answers = _Test(_MOST_OF_DRAFTS), deque()
                 return ()
         if watch.drafting.total == 0.0:
-            watch.change = watch.change if is_few else UNKNOWN  # it drafts, whatever its engine went through
+            watch.change = watch.change if is_few else UNKNOWN  # it drafts, despite the change
         self._count(watch, 0 if watch.drafting.total == 0.0 else _SOON)
         return self._hold(watch, learned)
 
     def renew(self, name: str, change: str = UNKNOWN) -> None:
-        """Judge a replica anew, since its engine has changed."""
+        """Reset the tests of a replica, since its engine has changed."""
         watch = self._watches[name] = _Watch()
         watch.change = change
         self._list(name)
 
     def forget(self, name: str) -> None:
-        """Drop what is kept of a replica that has left."""
+        """Drop what is known about a replica that has left."""
         self._watches.pop(name, None)
         self._list(name)
 
     def admitted(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
-        """Return the candidates without those that rest, or all if none would be left."""
+        """Return the candidates except resting ones, or all if none would be left."""
         if not self.found:
             return candidates
         until_s = {name: self._watches[name].rests_until_s for name in self.found}
-        resting = {name for name, at_s in until_s.items() if 0.0 < at_s - now_s <= LONGEST_S}  # else it was set back
+        resting = {name for name, at_s in until_s.items() if 0.0 < at_s - now_s <= LONGEST_S}  # else a clock reset
         return [one for one in candidates if one.name not in resting] or candidates
 
     def _count(self, watch: _Watch[T], latest: int) -> None:
-        """Count the answers of a healthy replica: all but so many of the latest, which may show a fault soon."""
+        """Count the answers of a replica as healthy: all but the latest so many, which may soon show a fault."""
         while len(watch.answers) > latest:
             kind, is_few = watch.answers.popleft()
             counted = self._counts.get(kind)
@@ -304,7 +304,7 @@ class Detector(Generic[T]):
 
     def _hold(self, watch: _Watch[T], learned: T | None) -> Sequence[T]:
         test = watch.drafting
-        if watch.poor is not None and watch.poor.answers < _STAYS:  # later, it is what the replica is
+        if watch.poor is not None and watch.poor.answers < _STAYS:  # after that, it is normal for the replica
             return ()
         if test.total == 0.0 and not test.held:
             return () if learned is None else (learned,)
@@ -333,7 +333,7 @@ class Detector(Generic[T]):
         log.warning("%s is as expected again, which was %s", name, finding.what)
 
     def _list(self, name: str, *findings: Fault | None) -> None:
-        """Replace what is found of a replica."""
+        """Replace the findings about a replica."""
         found = tuple([one for one in findings if one is not None])
         for table in (self.found, self.reasons, self.silent):
             table.pop(name, None)
@@ -347,13 +347,13 @@ class Detector(Generic[T]):
 
 
 def _gain(before: tuple[int, int], now: tuple[int, int]) -> float | None:
-    """Return the accepted tokens per draft between two readings of an engine's counters; None if it counts too few."""
+    """Return the accepted tokens per draft between two readings of an engine's counters; None if too few."""
     steps, accepted = now[0] - before[0], now[1] - before[1]
     return accepted / steps if steps >= _LEAST_DRAFTS else None
 
 
 _OF_FAULTY: Final = 0.85
-"""Share of the answers of a faulty replica that have few accepted drafts."""
+"""Share of a faulty replica's answers with few accepted drafts."""
 _PRIOR_FEW, _PRIOR_COUNT = 3.0, 20.0
 """Imaginary answers of each kind at the start."""
 _MOST_USUAL: Final = 0.7
@@ -367,13 +367,13 @@ _SLOW_HEALTHY: Final = 0.0
 _SLOW_WEIGHT: Final = (math.log(SLOW) - _SLOW_HEALTHY) / _STEP_SPREAD**2
 _SLOW_MIDDLE: Final = (math.log(SLOW) + _SLOW_HEALTHY) / 2
 _MOST_OF_STEPS, _MOST_OF_DRAFTS = 4.0, 3.0
-"""Evidence of one answer, so that at least three, and four, must agree."""
+"""Most evidence of one answer, so that at least three, or four, must agree."""
 _NEW: Final = 0.5
 _FOLLOWS: Final = 0.4
 _RECOVERED_SLOW: Final = math.log(1.3)
 _RECOVERED_POOR: Final = 0.6
 _STAYS: Final = 100
-"""Answers after which what was found is learned as what the replica is."""
+"""Answers after which a finding is learned as normal for the replica."""
 _MOST_HELD: Final = 256
 _MOST_SOURCES: Final = 256
 _LEAST_DRAFTS: Final = 50

@@ -1,4 +1,4 @@
-"""What is known of a pool: the table, the replicas, their caches and what was found of them."""
+"""What is known about a pool: the table, the replicas, their caches and the findings about them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from policies.statistics import Statistics
 
 
 class Drafted:
-    """What an answer teaches of tokens per step: how much more their logarithm is than expected."""
+    """The lesson of an answer on tokens per step: by how much their logarithm exceeds the expectation."""
 
     __slots__ = ("excess", "groups", "share", "weight")
 
     def __init__(self, groups: Groups, excess: float, weight: float, share: float) -> None:
         self.groups, self.excess = groups, excess
-        self.weight = weight  # of an answer with few drafts
-        self.share = share  # of its client
+        self.weight = weight  # lower for an answer with few drafts
+        self.share = share  # weight of its client, see `Shares`
 
 
 class Known:
-    """What a policy knows of a pool."""
+    """What a policy knows about a pool."""
 
     def __init__(self, calibration: str, statistics: Statistics) -> None:
         self.calibration, self.attention = calibration, attention_share(calibration)
@@ -43,7 +43,7 @@ class Known:
         self.prefixes = PrefixMemory()
         self.detector: Detector[Drafted] = Detector()
         self.shadow_bias = ShadowBias()
-        self.corrections: dict[str, float] = {}  # factors on what answers of a replica show, by its name
+        self.corrections: dict[str, float] = {}  # factors on tokens per step that answers show, by replica
         self._mean_prefill_s = 0.0
         self._usual = (1.0, 1.0, 1.0, 1.0)
 
@@ -55,7 +55,7 @@ class Known:
         now_s: float,
         oldest_s: float,
     ) -> list[Delay]:
-        """Return what a request takes on each candidate, without side effects."""
+        """Return the delay of a request on each candidate, without side effects."""
         tokens = self.tokens(request, kind.lengths)
         context = request.prompt_tokens + tokens / 2
         stretch, coming_per_s = coming(request.qps / len(candidates), self._mean_prefill_s)
@@ -72,7 +72,7 @@ class Known:
             requests, waiting = candidate.in_flight, 0
             if load.at_s >= oldest_s:
                 requests += replica.others
-                waiting = min(replica.waiting, max(0, requests - load.running))  # fewer if some have ended since
+                waiting = min(replica.waiting, max(0, requests - load.running))  # some may have ended since
             by_k: tuple[float, ...] = _PLAIN
             excess = 0.0
             if replica.k:
@@ -87,7 +87,7 @@ class Known:
         return delays
 
     def note(self, candidate: Candidate, delay: Delay) -> str:
-        """Return in words what a request takes on a candidate, and what is known of that."""
+        """Return in words the delay of a request on a candidate, and its basis."""
         note = (
             f"first token {delay.ttft_s:.3f} s, the rest {delay.decode_s:.3f} s "
             f"({delay.tokens:.0f} tokens, {delay.per_step:.2f} per step of "
@@ -101,7 +101,7 @@ class Known:
         return "; ".join([note, *map(str, self.detector.found.get(candidate.name, ()))])
 
     def learn_drafts(self, replica: KnownReplica, one: Drafted, now_s: float) -> None:
-        """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
+        """Learn the tokens per step of an answer: for its arm, and the deviation of its replica."""
         means, weight, own = self.per_step, one.weight * one.share, one.weight
         rest = one.excess - mean_of(replica.arm, means.around(one.groups))
         means.add(replica.arm, one.groups, one.excess - replica.apart, weight, own, now_s)
@@ -134,7 +134,7 @@ class Known:
         self._mean_prefill_s += _NEW * (delay.prefill_s - self._mean_prefill_s)
 
     def forget(self, backend: str) -> None:
-        """Drop what is kept of a backend that has left; the statistics stay, and age."""
+        """Drop what is known about a backend that has left; the statistics stay, and age."""
         self.corrections.pop(backend, None)
         self.detector.forget(backend)
         if (replica := self.replicas.pop(backend, None)) is not None:
@@ -143,7 +143,7 @@ class Known:
             self.prefixes.remove_backend(replica.prefixes)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""
+        """Multiply the tokens per step of a backend's answers by a factor; drop what was learned from them before."""
         replica = self.replicas.get(backend)
         if backend not in self.corrections and factor != 1.0:
             if replica is not None:
@@ -154,7 +154,7 @@ class Known:
             del self.corrections[backend]
 
     def fit(self, now_s: float) -> Callable[..., None]:
-        """Return the fit of step times, and the reading of what others have told since; for another thread."""
+        """Return work for another thread: fit step times, and read what other gateways have reported since."""
         due = [one for one in (self.per_step, self.lengths) if one.is_due(now_s)]
 
         def work(pause: Callable[[], object] = lambda: None, /) -> None:
@@ -170,7 +170,7 @@ class Known:
         return work
 
     def replica(self, candidate: Candidate) -> KnownReplica:
-        """Return what is known of a replica; a new one is as the calibration says, and as fast as the pool."""
+        """Return what is known about a replica; a new one starts with the calibration, and the pool's speed."""
         replica = self.replicas.get(candidate.name)
         if replica is None:
             replica = self.replicas[candidate.name] = KnownReplica(
@@ -182,7 +182,7 @@ class Known:
         return replica
 
     def _read_apart(self) -> None:
-        """Set by how much each replica's log(tokens per step) is above that of others of its method and k."""
+        """Set by how much each replica's log(tokens per step) exceeds that of others of its arm."""
         for replica in [*self.replicas.values()]:
             several = self._of_arm.get(replica.arm, 0) > 1
             replica.apart = self.per_step.mean(replica.own, _ALL) if several else 0.0
@@ -191,8 +191,8 @@ class Known:
 _PLAIN: Final[tuple[float, ...]] = (0.0,)
 _ALL: Final = ((),)
 _APART: Final = 0.25
-"""Weight of an answer in what a replica has beyond its arm: replicas of one method and k rarely differ."""
+"""Weight of an answer in a replica's deviation from its arm: replicas of one arm rarely differ."""
 _NEW: Final = 0.01
 _MOST_EXCESS: Final = 3.0
 _MOST_LENGTH: Final = 9.0
-"""Bounds on what other gateways may tell of the means, as logarithms."""
+"""Bounds on the means that other gateways may report, as logarithms."""

@@ -1,4 +1,4 @@
-"""What finished requests teach."""
+"""Learning from finished requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from policies.learned.table import ANSWERS, Groups, mean_of
 
 
 class Lessons:
-    """Adds outcomes to what is known, and compares them with what was expected."""
+    """Adds outcomes to what is known, and compares them with expectations."""
 
     def __init__(self, known: Known, guardrail: Guardrail, *, detects: bool) -> None:
         self._known, self._guardrail, self._detects = known, guardrail, detects
@@ -45,7 +45,7 @@ class Lessons:
         known.statistics.add_at(now_s, ANSWERS, (replica.name, bins, workload, template), (1.0, tokens))
         reach, source = replica.reach, known.detector.see(request, outcome.output_tokens)
         is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
-        teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody
+        teaches = is_drafted or not reach.is_known  # without a known cause, it is learned but is no evidence
         accuses = is_drafted and not (replica.others and reach.is_known and reach.harms_others) and self._detects
         per_step, steps = self._per_step(outcome, replica), float(outcome.steps or 0)
         if per_step is not None:
@@ -57,7 +57,7 @@ class Lessons:
             met = replica.met(delay, now_s, max(1.0, steps))
         if teaches and per_step is not None and replica.k and outcome.output_tokens >= _MIN_TOKENS:
             self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
-        elif not outcome.shadow:  # it tells which kinds of requests there are
+        elif not outcome.shadow:  # it shows which kinds of requests there are
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
         if delay is None:
             return
@@ -70,11 +70,11 @@ class Lessons:
     def end(self, decision: Decision, now_s: float, *, is_beyond: bool = False) -> None:
         """Remove a request from the work of its replica."""
         delay, replica = _delay(decision), self._known.replicas.get(decision.backend)
-        if delay is not None and replica is not None and delay.replica is replica:  # else another had the name
+        if delay is not None and replica is not None and delay.replica is replica:  # else another replica had the name
             replica.end(delay, now_s, is_beyond=is_beyond and replica.reach.harms_others)
 
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
-        """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
+        """Learn what other arms would have reached on a text; its own arm only corrects the bias of replays."""
         known, request, delay = self._known, outcome.request, _delay(outcome.decision)
         groups = (known.kinds.of(request) if delay is None else delay.kind).groups
         replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, delay)
@@ -91,7 +91,7 @@ class Lessons:
                 known.per_step.add(arm, groups, excess, share, 1.0, now_s)
 
     def _learn_length(self, outcome: Outcome, groups: Groups, share: float, now_s: float) -> None:
-        """Learn the tokens of an answer; one that is far from the expected counts as eight times that."""
+        """Learn the tokens of an answer; clip one that is too far from the expectation."""
         request, lengths = outcome.request, self._known.lengths
         tokens = max(_SHORTEST, outcome.output_tokens / request.n)
         if request.max_tokens is not None:
@@ -102,7 +102,7 @@ class Lessons:
         lengths.add("", groups, log, weight * share, weight, now_s)
 
     def _per_step(self, outcome: Outcome, replica: KnownReplica) -> float | None:
-        """Return the tokens per step of an answer within what its replica can give; None if unknown or far beyond."""
+        """Return the tokens per step of an answer, clipped to its replica's range; None if unknown or far beyond it."""
         per_step, most = outcome.tokens_per_step, replica.k + 1.0
         if per_step is None:
             return None
@@ -127,7 +127,7 @@ class Lessons:
         *,
         accuses: bool,
     ) -> None:
-        """Learn the tokens per step of an answer, unless they show that its drafter does otherwise than it did."""
+        """Learn the tokens per step of an answer, unless they indicate a fault of its drafter."""
         known, request = self._known, outcome.request
         by_k = self._by_k(replica.method, replica.k, request, outcome)
         mean = mean_of(replica.arm, known.per_step.around(groups)) + replica.apart
@@ -140,7 +140,7 @@ class Lessons:
         if accuses and not request.restricted and outcome.output_tokens >= EVIDENT_TOKENS and weight > 0.0:
             if not replica.has_shadow:
                 expected = replica.per_step_at(by_k, mean, place)
-            elif shadow is not None and known.shadow_bias.knows(replica.arm):  # honest texts may repeat nothing
+            elif shadow is not None and known.shadow_bias.knows(replica.arm):  # normal texts may have no repetition
                 expected = known.shadow_bias.corrected(replica.arm, shadow)
         counters = (0, 0) if replica.has_shadow else replica.drafts
         for one in known.detector.observe_drafts(
@@ -164,7 +164,7 @@ class Lessons:
         source: str | None,
         now_s: float,
     ) -> None:
-        """Learn the time of steps under the load that an answer met."""
+        """Learn step times under the load that an answer met."""
         step_s = (outcome.tpot_s or 0.0) * (outcome.output_tokens - 1) / (steps - 1)
         place = replica.place(met[0], _mean_k(outcome, steps))
         sums, expected_s = replica.observation(step_s, met, place)
@@ -175,7 +175,7 @@ class Lessons:
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
     def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: KnownReplica, now_s: float) -> None:
-        """Learn the time of a prompt that hardly waited, and what its engine had cached."""
+        """Learn the prefill time of a prompt that hardly waited, and what its engine had cached."""
         cached, request = outcome.cached_tokens, outcome.request
         joined_s = (replica.joins if delay.requests else 1.5) * delay.step_s
         waited_s = delay.ttft_s - joined_s - delay.prefill_s
@@ -186,12 +186,12 @@ class Lessons:
             replica.learn_prompt(outcome.ttft_s - joined_s - waited_s, work)
         if cached is not None:
             replica.prefixes.learn(delay.cached_tokens, cached)
-        if replica.prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
+        if replica.prefixes.goes_by is not ESTIMATE:  # evictions depend on when its use ended
             replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
 
 
 def _delay(decision: Decision) -> Delay | None:
-    """Return what was expected of a request when it was sent; None if another policy decided."""
+    """Return the expected delay of a request as of its sending; None if another policy decided."""
     memo = decision.memo
     return memo if isinstance(memo, Delay) else None
 
@@ -202,14 +202,14 @@ def _is_overlong(outcome: Outcome, delay: Delay | None) -> bool:
 
 
 def _mean_k(outcome: Outcome, steps: float) -> float | None:
-    """Return the mean drafts of a step; the one that ends the prompt drafts nothing."""
+    """Return the mean drafts per step; the step that ends the prompt drafts nothing."""
     return None if outcome.drafted_tokens is None else outcome.drafted_tokens / max(1.0, steps - 1.0)
 
 
 _OK: Final = 200
 _NEW: Final = 0.05
 _KNOWN: Final = 20.0
-"""Answers below which a large deviation from what is expected may be the expectation's fault."""
+"""Answers below which a large deviation may be the expectation's fault."""
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _SHORTEST: Final = 8.0
@@ -218,7 +218,7 @@ _FAR_BEYOND: Final = 1.5
 _ESTIMATE: Final = 0.25
 """Weight of an answer whose length is an estimate."""
 _MOST_WAIT: Final = 0.2
-"""Expected wait for other prompts, relative to the time of a prompt, up to which its time is learned from."""
+"""Longest expected wait for other prompts, relative to a prompt's own time, with which its time is learned."""
 _RUNAWAY: Final = 4.0
 _WELL: Final = 0.4
-"""By how much such an answer may be drafted better than expected, as a logarithm, and still teach."""
+"""By how much an overlong answer may be drafted better than expected, as a logarithm, and still be learned."""

@@ -1,4 +1,4 @@
-"""The `learned` policy: a request goes where it and those beside it lose the least time, as a table of means tells."""
+"""The `learned` policy: a request goes where it and the others there lose the least time, by a table of means."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from policies.trouble.troubles import TROUBLE, Troubles
 
 @register
 class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
-    """A policy that sends each request where the total delay, of the request and of those it slows, is least."""
+    """A policy that sends each request where the total delay, its own and that of others, is least."""
 
     name = "learned"
     Settings = LearnedSettings
@@ -52,23 +52,23 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         self.shadow = settings.shadow_drafting
         self.explain_candidates = False
         self.pinned: Policy | None = None
-        """Policy that decides instead, while this one continues to learn."""
+        """Policy that decides while this one continues to learn; None for none."""
         self._assemble()
         self._fitted = 0, 0
 
     def _assemble(self) -> None:
-        """Build what chooses and what learns; needed again whenever a part is replaced."""
+        """Build the chooser and the learner; called again whenever a part is replaced."""
         known, guardrail, settings = self.known, self.guardrail, self.settings
         self._chooser = Chooser(self.name, known, self.sum, guardrail, self.troubles, self.meter)
         self._lessons = Lessons(known, guardrail, detects=settings.outlier_ejection)
 
     @property
     def detector(self) -> Detector[Drafted]:  # type: ignore[override]
-        """What was found of replicas."""
+        """The findings about replicas."""
         return self.known.detector
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose the candidate of the lowest cost, or as `least_loaded` does in its blocks of time."""
+        """Choose the candidate of the lowest cost, or like `least_loaded` in its blocks of time."""
         if self.pinned is not None:
             spared = self.troubles.sparing(request, sparing(request, candidates))
             return self.follow(self.pinned.choose(request, spared), request, candidates)
@@ -85,7 +85,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         return self._chooser.choose(request, candidates, self.clock(), rng, is_sent=False, explains=explains)
 
     def follow(self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Return another policy's decision in a form from whose outcome this policy learns."""
+        """Return another policy's decision with a memo that lets this one learn from the outcome."""
         return self._chooser.follow(decision, request, candidates, self.clock())
 
     def observe(self, outcome: Outcome) -> None:
@@ -105,7 +105,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         self.clock = self.statistics.clock = clock
 
     def take_over(self, previous: Policy) -> None:
-        """Continue with the statistics of another policy that has some, and with all the rest of another `learned`."""
+        """Take over the statistics of another policy that has some, and everything of another `learned`."""
         statistics = previous.statistics if isinstance(previous, Heir) else None
         if statistics is not None and statistics.tables == self.statistics.tables:
             self.statistics = self.troubles.statistics = statistics
@@ -113,19 +113,19 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if isinstance(previous, Learned):
             self.set_clock(previous.clock)
             self.pinned = previous.pinned
-            if previous.settings.calibration == self.settings.calibration:  # else other things are expected
+            if previous.settings.calibration == self.settings.calibration:  # else expectations differ
                 self.known = previous.known
             if previous.settings.guardrail == self.settings.guardrail:
                 self.guardrail = previous.guardrail
         self._assemble()
 
     def forget(self, backend: str) -> None:
-        """Drop what is kept of a backend that has left; the statistics stay, and age."""
+        """Drop what is known about a backend that has left; the statistics stay, and age."""
         self.known.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Judge a backend anew, and forget what its engine had cached, and the speed of another one."""
-        if change is EngineChange.SPECULATION:  # to us it is another backend under the same name
+        """Reset the judgment of a backend, and forget its cache, and if reloaded, its speed."""
+        if change is EngineChange.SPECULATION:  # effectively another backend under the same name
             self.forget(backend)
             return
         self.known.detector.renew(backend, change.value)
@@ -138,7 +138,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
                 self.statistics.drop(PER_STEP, lambda key: key[0] == replica.own)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember that a backend has a prompt which another gateway has sent."""
+        """Remember that a backend has a prompt sent by another gateway."""
         if (replica := self.known.replicas.get(backend)) is not None and lengths:
             now_s, cached = self.clock(), replica.prefixes.known_tokens(prefixes, lengths)
             work = weighed(lengths[-1] - cached, cached, self.known.attention)
@@ -146,16 +146,16 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
             replica.prefixes.remember(prefixes, lengths, now_s)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing."""
+        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none."""
         if (replica := self.known.replicas.get(backend)) is not None:
             replica.prefixes.evicted(None if unused_s is None else self.clock() - unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""
+        """Multiply the tokens per step of a backend's answers by a factor; drop what was learned from them before."""
         self.known.correct(backend, factor)
 
     def maintenance(self) -> Work | None:
-        """Return the work that is due; None without anything new."""
+        """Return the work that is due; None if nothing is new."""
         version = self.statistics.observations, len(self.known.replicas)
         if version == self._fitted:
             return None
@@ -174,7 +174,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         ]
 
     def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price:
-        """Return what a request costs where that is least: its own time without waiting, and the delay of others."""
+        """Return the cost of a request on the best candidate: its own time without waiting, and the delay of others."""
         one = min(self._delays(request, candidates), key=lambda each: each.prefill_s + each.decode_s + each.others_s)
         tokens, prompt_s = max(1.0, one.tokens * request.n), (1 + one.requests) * one.prefill_s
         rest_s = max(0.0, one.prefill_s + one.decode_s + one.others_s - prompt_s)

@@ -1,4 +1,4 @@
-"""A model of each backend's prefix cache: the prompt prefixes that were sent there and should still be cached."""
+"""A model of each backend's prefix cache: the prompt prefixes sent there that should still be cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from policies.features.request import RequestFeatures
 
 MAX_PREFIXES: Final = 20_000
-"""Maximum prefixes per backend, which bounds the memory that a gateway spends on them."""
+"""Most prefixes per backend, which bounds a gateway's memory."""
 
 
 ESTIMATE: Final = "estimate"
@@ -18,38 +18,38 @@ _EVENTS: Final = "events"
 
 
 class Reuse:
-    """How likely a prefix is to be asked for again, by how long it has not been: seconds in octaves."""
+    """How likely a prefix is to be reused, by the octave of the seconds since its last use."""
 
     def __init__(self) -> None:
-        # Prefixes that were asked for again, and that were forgotten, at each age.
+        # Prefixes that were reused, and that were forgotten, at each age.
         self._again, self._forgotten = [0.0] * _AGES, [0.0] * _AGES
         self._recomputed = [0.0] * _AGES
         self._added = 0
         self._work_out()
 
     def add(self, age_s: float, again: bool) -> None:
-        """Count a prefix that was asked for again, or forgotten, at an age."""
+        """Count a prefix that was reused, or forgotten, at an age."""
         if again:
             self._again[_octave(age_s)] += 1.0
         else:
             self._forgotten[_octave(age_s)] += 1.0
         self._added += 1
-        if self._added % _WORKED_OUT == 0:  # not for each: that takes as long as half of a choice
+        if self._added % _WORKED_OUT == 0:  # not each time: it takes as long as half a choice
             self._work_out()
 
     def recomputed(self, age_s: float) -> float:
-        """Return the tokens computed later for each one of that age that is evicted: they evict others in turn."""
+        """Return the tokens recomputed later per evicted token of that age, including those evicted in turn."""
         return self._recomputed[_octave(age_s)]
 
     def _work_out(self) -> None:
-        """Work out how likely each age is, by the share of those that reach an age which are asked for then."""
+        """Compute the chance of reuse at each age, from the share of prefixes that reach it and are reused then."""
         never, older = 1.0, 0.0
         for age in range(_AGES - 1, -1, -1):
             again = self._again[age]
             never *= 1.0 - (again + _PRIOR_AGAIN * _PRIOR_COUNT) / (again + older + _PRIOR_COUNT)
             older += again + self._forgotten[age]
             self._recomputed[age] = min(_MOST_RECOMPUTED, (1.0 - never) / max(1e-9, never))
-        if older > _MOST_COUNT:  # what is new counts more
+        if older > _MOST_COUNT:  # new counts weigh more
             self._again = [0.5 * count for count in self._again]
             self._forgotten = [0.5 * count for count in self._forgotten]
 
@@ -59,21 +59,21 @@ def _octave(age_s: float) -> int:
 
 
 class PrefixMemory:
-    """The prompt prefixes that were sent to the backends of a pool.
+    """The prompt prefixes sent to the backends of a pool.
 
     All backends share one table from prefix to holders. A table per backend would exceed the processor's caches, and
-    looking into each would take longer than the rest of a prediction.
+    lookups in each would take longer than the rest of a prediction.
     """
 
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
-        self._max_prefixes = max_prefixes  # maximum prefixes per backend
+        self._max_prefixes = max_prefixes  # most prefixes per backend
         self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
         self._reuse = Reuse()
         self._free_bits: list[int] = []  # of backends that have left
 
     def holders(self, request: RequestFeatures) -> list[int]:
-        """Return the bit mask of holders of each prefix of a prompt, shortest first, up to the first without any."""
+        """Return the holders of each prefix of a prompt as a bit mask, shortest first, up to the first without any."""
         masks = []
         for prefix in request.prefix:
             holders = self._holders.get(prefix, 0)
@@ -83,7 +83,7 @@ class PrefixMemory:
         return masks
 
     def add_backend(self) -> BackendPrefixes:
-        """Return the prefixes of a new backend, without any yet."""
+        """Return the prefixes of a new backend, which has none yet."""
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
@@ -92,15 +92,15 @@ class PrefixMemory:
         return BackendPrefixes(self._holders, bit, self._max_prefixes, self._reuse)
 
     def remove_backend(self, prefixes: BackendPrefixes) -> None:
-        """Forget the prefixes of a backend that has left; they must not be used any more."""
+        """Forget the prefixes of a backend that has left; the object must not be used afterwards."""
         self._free_bits.append(prefixes.clear())
 
 
 class BackendPrefixes:
-    """The prompt prefixes that were sent to one backend.
+    """The prompt prefixes sent to one backend.
 
-    How long an engine caches a prefix depends on its memory and its other clients. So the estimate is scaled by a trust
-    factor, learned from the engine's reports of cached tokens.
+    How long an engine caches a prefix depends on its memory and its other clients. So a trust factor, learned from the
+    engine's reports of cached tokens, scales the estimate.
     """
 
     def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int, reuse: Reuse) -> None:
@@ -108,16 +108,16 @@ class BackendPrefixes:
         self._bit = bit  # bit of this backend in the table
         self._max_prefixes = max_prefixes
         self._used: OrderedDict[int, int] = OrderedDict()  # tokens beyond the next shorter one; most recently used last
-        # When the longest prefix of each prompt was used, which is the first of it to go; and when the last that went.
+        # When the longest prefix of each prompt, which is evicted first, was used; and last use of the last evicted.
         self._used_s: dict[int, float] = {}
         self._oldest_s = 0.0
         self._reuse = reuse
         self._tokens = 0
         self._capacity = 0
         self._trust = 1.0
-        # What the expectation goes by: `events`, which tell what the engine evicts, or an `estimate` by its capacity.
+        # Source of the expectation: `events` on the engine's evictions, or an `estimate` from its capacity.
         self.goes_by = ESTIMATE
-        self._is_full = False  # as the engine tells
+        self._is_full = False  # by the engine's events
 
     def cached_tokens(self, request: RequestFeatures, holders: list[int]) -> float:
         """Return the prompt tokens expected in the backend's cache, given the request's `PrefixMemory.holders`."""
@@ -132,7 +132,7 @@ class BackendPrefixes:
         return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
     def known_tokens(self, prefixes: Sequence[int], lengths: Sequence[int]) -> float:
-        """Return the tokens of a prompt that are expected in the cache."""
+        """Return the tokens of a prompt expected in the cache."""
         for prefix, tokens in zip(reversed(prefixes), reversed(lengths), strict=True):
             if prefix in self._used:
                 return tokens * self._trust
@@ -141,9 +141,9 @@ class BackendPrefixes:
     def remember(
         self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float = 0.0, *, is_asked: bool = True
     ) -> None:
-        """Add the prefixes of a prompt that is sent to the backend, with their lengths in tokens; shortest first.
+        """Add the prefixes of a prompt sent to the backend, with their lengths in tokens; shortest first.
 
-        A prompt that was in use until now is not asked for again (`is_asked`).
+        The end of a prompt's use is no reuse of it (`is_asked=False`).
         """
         used, holders = self._used, self._holders
         index = len(prefixes)
@@ -169,25 +169,25 @@ class BackendPrefixes:
     def learn(self, expected_tokens: float, cached_tokens: int) -> None:
         """Update the trust factor from the expected and the reported number of cached tokens."""
         trust = self._trust
-        if expected_tokens >= _MIN_TOKENS * trust:  # scaled by trust, or low trust could never recover
+        if expected_tokens >= _MIN_TOKENS * trust:  # scaled by trust, so that low trust can recover
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
 
     def evicted(self, until_s: float | None, is_full: bool) -> None:
-        """Forget what was not used since a time, as the engine tells; None if it tells nothing."""
+        """Forget prefixes unused since a time, by the engine's events; None if it sends none."""
         self._is_full = is_full
         self.goes_by = ESTIMATE if until_s is None else _EVENTS
         while until_s is not None and self._used and self._first_s() < until_s:
             self._forget(until_s)
 
     def resize(self, capacity_tokens: int) -> None:
-        """Set the tokens that the engine's KV cache holds; 0 if unknown."""
+        """Set the capacity of the engine's KV cache in tokens; 0 if unknown."""
         if capacity_tokens != self._capacity:
             self._capacity = capacity_tokens
             self._evict(self._oldest_s)
 
     def recomputed(self, tokens: float, now_s: float) -> float:
-        """Return the tokens that are computed later, on any backend, for each of so many that the engine takes in."""
+        """Return the tokens recomputed later, on any backend, per token if the engine adds so many."""
         if self.goes_by is ESTIMATE:
             is_full = self._capacity and self._tokens + tokens > self._capacity
         else:
@@ -197,7 +197,7 @@ class BackendPrefixes:
         return self._reuse.recomputed(now_s - self._first_s())
 
     def _first_s(self) -> float:
-        """Return when the prefix that is the first to go was used last."""
+        """Return when the next prefix to be evicted was last used."""
         for prefix in self._used:
             return self._used_s.get(prefix, self._oldest_s)
         return self._oldest_s
@@ -235,7 +235,7 @@ _PRIOR_COUNT: Final = 5.0
 _PRIOR_AGAIN: Final = 1.0 - 3.0 ** (-1.0 / _AGES)
 _MOST_COUNT: Final = 2000.0
 _MOST_RECOMPUTED: Final = 4.0
-"""Tokens computed later for each evicted one, even if all come again: what is full of such evicts also others."""
+"""Most tokens recomputed per evicted one, even if all are reused: a cache full of such also evicts others."""
 _MIN_TOKENS: Final = 32.0
 _STEP: Final = 0.05
 _MIN_TRUST: Final = 0.02

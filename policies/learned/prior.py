@@ -19,7 +19,7 @@ from backends.speculation import MODELLESS, Method
 DEFAULT_CALIBRATION = "llama-3.1-8b-h100"
 
 _CONTEXT_TOKENS = 600
-"""Context at which adaptive verification is expected to weigh tokens against seconds."""
+"""Assumed context at which adaptive verification weighs tokens against seconds."""
 
 _SIMILAR = {
     Method.MLP_SPECULATOR: Method.MEDUSA,
@@ -48,7 +48,7 @@ class StepCost(NamedTuple):
 def expected_step(
     calibration: str, method: Method, k: int, verified_drafts: int | None = None, most_k: int = 0
 ) -> StepCost:
-    """Return the step cost of a method on the calibration's machine; `most_k` is the most k of its schedule."""
+    """Return the step cost of a method on the calibration's machine; `most_k` is the largest k of its schedule."""
     known = load_calibration(calibration)
     method = _calibrated(calibration, method) if k or most_k else Method.BASELINE
     parameters = EngineParameters.of(known, method, _config(max(k, most_k)))
@@ -71,7 +71,7 @@ def expected_step(
 
 @cache
 def attention_share(calibration: str) -> float:
-    """Return what each token before a prompt token adds to the time of computing it, as a share of that time."""
+    """Return the share of a prompt token's time that each earlier token adds."""
     step = load_calibration(calibration).step
     return step.per_attended_s / step.per_token_above_knee_s if step.per_token_above_knee_s else 0.0
 
@@ -80,8 +80,8 @@ def attention_share(calibration: str) -> float:
 def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -> DraftSchedule:
     """Return how many drafts an engine with adaptive verification verifies, as a schedule.
 
-    It verifies those for which it expects the most tokens per second, by step times that it measured at its start. Here
-    all requests of a batch have the same number, in chat at temperature 0.
+    It verifies the number with the most expected tokens per second, by step times measured at its start. Here all
+    requests of a batch have the same number, in chat at temperature 0.
     """
     tokens = [math.exp(log) for log in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
     costs = [expected_step(calibration, method, drafts.k, verified) for verified in range(drafts.k + 1)]
@@ -100,7 +100,7 @@ Text = int
 
 
 def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
-    """Return what acceptance depends on; there are few of these, whatever clients send.
+    """Return what acceptance depends on; it has few values, whatever clients send.
 
     The workload is one of `Kind`; any other counts as chat.
     """
@@ -116,7 +116,7 @@ def expected_by_k(
 
 
 def context_bin(tokens: float) -> int:
-    """Return the bin of a context, half an octave wide: between two of them acceptance hardly changes."""
+    """Return the bin of a context, half an octave wide: acceptance hardly changes between neighbors."""
     return int(_BINS_PER_E * math.log(min(tokens, _LONGEST_TOKENS))) if tokens > _SHORTEST_TOKENS else _SHORTEST
 
 
@@ -124,7 +124,7 @@ def context_bin(tokens: float) -> int:
 def known_to_tokens(calibration: str, method: Method) -> float:
     """Return the longest context at which the calibration knows the acceptance of a method."""
     method = _calibrated(calibration, method)
-    if method in MODELLESS:  # what they draft comes from the text
+    if method in MODELLESS:  # they draft from the text
         return math.inf
     context = load_calibration(calibration).methods[method].context
     return float(context.known_to_tokens) if context is not None else _MEASURED_TOKENS
@@ -132,7 +132,7 @@ def known_to_tokens(calibration: str, method: Method) -> float:
 
 @cache
 def expected_of(calibration: str, method: Method, k: int, text: Text) -> tuple[float, ...]:
-    """Return the same for a text."""
+    """Return the result of `expected_by_k` for a text."""
     rest, number = divmod(text, len(_KINDS))
     context, twentieths = divmod(rest, _TEMPERATURES)
     temperature = twentieths / _PER_DEGREE
@@ -186,4 +186,4 @@ _SHORTEST: Final = 16
 _SHORTEST_TOKENS: Final = 256.0
 _LONGEST_TOKENS: Final = 2.0**20
 _MEASURED_TOKENS: Final = 2048.0
-"""Longest context of the texts at which acceptance is measured, where none is given."""
+"""Longest context at which acceptance was measured, if none is given."""

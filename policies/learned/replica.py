@@ -1,4 +1,4 @@
-"""A replica: what its steps cost at each batch size, and the work that was sent there."""
+"""A replica: the cost of its steps at each batch size, and the work sent there."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ STEPS: Final = Table("step_factors", 20, half_life_s=900.0, overflow=lambda key:
 sums of the seconds of a step and of the load that answers met."""
 
 Load = tuple[float, float, float]
-"""Mean requests, context tokens of all of them, and prompt work per step."""
+"""Mean requests, their total context tokens, and prompt work per step."""
 Factors = tuple[float, float, float, float]
-"""Seconds over the calibration's: of a step itself, per request, per context token and per prompt token."""
+"""Ratios to the calibration's seconds: of a step itself, per request, per context token and per prompt token."""
 
 
 class Work:
-    """What a request adds to the work of a replica."""
+    """The work that a request adds to a replica."""
 
     __slots__ = ("beyond_from_s", "context_tokens", "mark", "prefill_s", "prompt_work", "steps", "undrafted")
     steps: float
     context_tokens: float
     prefill_s: float
-    prompt_work: float  # prompt tokens to compute, weighed by attention
+    prompt_work: float  # prompt tokens to compute, weighted by attention
     undrafted: float  # steps beyond the drafter's limit
-    beyond_from_s: float  # when it may get there
+    beyond_from_s: float  # when it may reach the limit
     mark: tuple[float, float, float, float]  # the integrals of the load when it was sent
 
 
 class KnownReplica:
-    """What is known of a replica."""
+    """What is known about a replica."""
 
     def __init__(self, candidate: Candidate, calibration: str, prefixes: BackendPrefixes) -> None:
         method, k = candidate.method, effective_k(candidate.method, candidate.num_speculative_tokens)
         self.name, self.method, self.k, self.arm = candidate.name, method, k, arm_of(candidate)
-        self.own = f"{self.arm}@{self.name}"  # what its own answers have beyond those of its arm, in the table
-        self.apart = 0.0  # the mean of that, as last read
+        self.own = f"{self.arm}@{self.name}"  # its key in the table for the deviation from its arm
+        self.apart = 0.0  # mean deviation, as last read
         self.prefixes, self._most = prefixes, math.log(k + 1.0)
         schedule = candidate.draft_schedule
         if schedule.adaptive:
@@ -67,10 +67,10 @@ class KnownReplica:
         self.drafts = 0, 0
         self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
         self._prompt_log = self._prompts = 0.0
-        self._prompt_s = 0.0, 0.0  # those fitted, and what they are with the prompts
+        self._prompt_s = 0.0, 0.0  # fitted seconds per prompt token, and combined with measured prompts
         self.sent = self.requests = 0
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
-        self._beyond: dict[int, Work] = {}  # of requests that may get beyond the limit, by its id
+        self._beyond: dict[int, Work] = {}  # of requests that may exceed the limit, by `id`
         self._undrafted_at_s = -math.inf
         self._at_s = self._request_s = self._context_s = self._prompt_work = 0.0
         self._prefill_until_s = self._told_until_s = 0.0
@@ -78,10 +78,10 @@ class KnownReplica:
     # What its steps cost
 
     def learn(self, factors: Factors, observed: float) -> None:
-        """Take over the factors of a fit, and the number of answers that it rests on."""
+        """Set the factors of a fit, and the number of answers behind it."""
         self.observed = observed
         self.costs = [StepCost(*map(float.__mul__, factors, prior)) for prior in self.priors]
-        # The first ones as plain numbers, which compiled code reads fastest.
+        # The first as plain numbers, which compiled code reads fastest.
         self.seconds, self._prior = numbers(self.costs[0]), numbers(self.priors[0])
 
     def cost(self, batch: float) -> StepCost:
@@ -89,7 +89,7 @@ class KnownReplica:
         return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
 
     def prompt_token_s(self, fitted_s: float) -> float:
-        """Return the seconds per prompt token: those fitted to step times count as one prompt."""
+        """Return the seconds per prompt token: the value fitted to step times counts as one prompt."""
         if not self._prompts:
             return fitted_s
         if fitted_s != self._prompt_s[0]:
@@ -99,7 +99,7 @@ class KnownReplica:
         return self._prompt_s[1]
 
     def learn_prompt(self, seconds: float, work: float) -> None:
-        """Learn from the time that a long prompt took; errors beyond a factor of three count as that."""
+        """Learn from the time of a long prompt; clip errors at a factor of three."""
         expected_s = work * self.priors[-1].per_prompt_token_s
         if work < _LONG_PROMPT or not _LEAST_RATIO * expected_s <= seconds <= _MOST_RATIO * expected_s:
             return
@@ -111,7 +111,7 @@ class KnownReplica:
         self._prompt_s = 0.0, 0.0
 
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
-        """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
+        """Return what a mean step under a load adds to the sums, None if implausible, and its expected time."""
         prior = self._prior if place is None else numbers(_mixed(self.priors, place))
         cost = self.seconds if place is None else numbers(_mixed(self.costs, place))
         base, requests, context, prompts = terms(prior, load)
@@ -135,10 +135,10 @@ class KnownReplica:
         # fmt: on
         return sums, expected_s
 
-    # The work that was sent there
+    # The work sent there
 
     def read(self, candidate: Candidate) -> None:
-        """Take in a new report of the engine."""
+        """Read a new report of the engine."""
         load = self.load = candidate.load
         self.reach.read(candidate.drafter_limit)
         self.waiting, self.others = load.waiting, load.others
@@ -146,7 +146,7 @@ class KnownReplica:
         self.prefixes.resize(load.kv_tokens)
 
     def update(self, now_s: float, requests: int) -> None:
-        """Integrate the load up to now, and set the present number of requests."""
+        """Integrate the load up to now, and set the current number of requests."""
         elapsed_s = now_s - self._at_s
         if elapsed_s > 0.0:
             self._request_s += elapsed_s * self.requests
@@ -156,7 +156,7 @@ class KnownReplica:
         elif elapsed_s < 0.0:  # the clock was set back
             self._at_s = self._prefill_until_s = self._told_until_s = now_s
         self.requests = requests
-        if not requests and self.sent:  # an end that was never told does no lasting harm
+        if not requests and self.sent:  # an unreported end must not do lasting harm
             self.sent, self._beyond = 0, {}
             self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
 
@@ -177,7 +177,7 @@ class KnownReplica:
             self._beyond[id(work)] = work
 
     def hear(self, prefill_s: float, now_s: float) -> None:
-        """Add a prompt that another gateway has sent."""
+        """Add a prompt sent by another gateway."""
         self._told_until_s = now_s + self.prefill_left_s(now_s) + prefill_s
 
     def end(self, work: Work, now_s: float, *, is_beyond: bool) -> None:
@@ -195,12 +195,12 @@ class KnownReplica:
             self.undrafted = max(0.0, self.undrafted - work.undrafted)
 
     def prefill_left_s(self, now_s: float) -> float:
-        """Return the seconds until the prompts sent here are computed, one after another."""
+        """Return the seconds until the prompts sent there are computed, one after another."""
         own_s = max(0.0, min(self.prefill_s, self._prefill_until_s - now_s))
-        return max(own_s, self._told_until_s - now_s)  # compiled, much faster than one call with all three
+        return max(own_s, self._told_until_s - now_s)  # when compiled, much faster than one call with all three
 
     def was_drafted(self, since_s: float) -> bool:
-        """Return whether no request can have been beyond the drafter's limit since a time."""
+        """Return whether no request can have exceeded the drafter's limit since a time."""
         if self._undrafted_at_s > since_s:
             return False
         return not self._beyond or self._at_s < min([work.beyond_from_s for work in self._beyond.values()])
@@ -209,23 +209,23 @@ class KnownReplica:
         """Return the mean requests, context tokens and prompt work per step that a request met."""
         at_s, request_s, context_s, prompt_work = work.mark
         elapsed_s = max(1e-6, now_s - at_s)
-        return (  # the mark may be that of another replica which had the name before
+        return (  # the mark may be of an earlier replica of this name
             max(1.0, (self._request_s - request_s) / elapsed_s),
             max(0.0, self._context_s - context_s) / elapsed_s,
             max(0.0, self._prompt_work - prompt_work - work.prompt_work) / steps,
         )
 
     def place(self, batch: float, k: float | None) -> Place | None:
-        """Return between which levels an answer was drafted, by its mean k if that is known; None of a fixed k."""
+        """Return the levels between which an answer was drafted, by its mean k if known; None for a fixed k."""
         if self.depth is None:
             return None
         tells = k is not None and not self.has_shadow and not self.depth.adaptive
         return self.depth.place_of_k(k or 0.0) if tells else self.depth.place(batch)
 
     def per_step(self, by_k: Sequence[float], excess: float, batch: float, accepted: float = 1.0) -> float:
-        """Return the tokens per step in a batch: as expected at its k, and the excess wherever something is drafted.
+        """Return the tokens per step in a batch: as expected at its k, plus the excess where k is not 0.
 
-        `accepted` is the share of the drafts that the detector has found to be accepted still.
+        `accepted` is the share of drafts that are still accepted, by the detector.
         """
         found = self.per_step_at(by_k, excess, None if self.depth is None else self.depth.place(batch))
         return found if accepted == 1.0 else 1.0 + accepted * (found - 1.0)
@@ -241,21 +241,21 @@ class KnownReplica:
     def without_s(
         self, batch: int, requests: int, by_k: Sequence[float], excess: float, accepted: float, per_step: float
     ) -> float:
-        """Return the seconds that the requests here would need without another, for what a step gives them with it."""
+        """Return the seconds that the requests there would need without one more, for the tokens of a step with it."""
         cost = self.cost(batch)
         context_s = cost.per_context_token_s * self.context_tokens / self.sent
         before = self.per_step(by_k, excess, batch, accepted)
         return per_step / before * (cost.base_s + requests * (cost.per_request_s + context_s))
 
     def expected(self, text: Text) -> tuple[float, ...]:
-        """Return the logarithm of the tokens per step that the calibration tells of a text, at each k."""
+        """Return the calibration's logarithm of the tokens per step for a text, at each k."""
         found = self._expected.get(text)
-        if found is None:  # compiled, a table of its own is found faster than that of a cached function
+        if found is None:  # when compiled, its own table is faster than a cached function
             found = self._expected[text] = expected_of(self._calibration, self.method, self.k, text)
         return found
 
     def excess(self, by_k: Sequence[float], per_step: float, place: Place | None) -> tuple[float, float]:
-        """Return by how much an answer's log(tokens per step) is above the expected, and the weight of that."""
+        """Return by how much an answer's log(tokens per step) exceeds the expectation, and its weight."""
         log = math.log(max(1.0, per_step))
         if self.depth is None or place is None:
             return log - by_k[-1], 1.0
@@ -278,7 +278,7 @@ def _sum(numbers: Factors) -> float:
 
 
 def terms(cost: Factors, load: Load) -> Factors:
-    """Return the seconds of a step under a load: of itself, its requests, their context, and prompts."""
+    """Return the seconds of a step under a load: its base, requests, their context, and prompts."""
     requests, context_tokens, prompt_work = load
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
     return base_s, per_request_s * requests, per_context_token_s * context_tokens, per_prompt_token_s * prompt_work
@@ -287,7 +287,7 @@ def terms(cost: Factors, load: Load) -> Factors:
 def fit_factors(buckets: Mapping[Key, Sums]) -> dict[str, tuple[Factors, float]]:
     """Return the factors of each replica and the number of its answers: a ridge regression towards the pool's factor.
 
-    That is the median of the replicas' own, so that no single one makes all look faster or slower.
+    The pool's factor is the median of the replicas' own, so that no single one makes all look faster or slower.
     """
     known = possible(buckets)
     logs = {name: sums[1] / (sums[0] + 1.0) for name, sums in known.items()}
@@ -296,7 +296,7 @@ def fit_factors(buckets: Mapping[Key, Sums]) -> dict[str, tuple[Factors, float]]
 
 
 def possible(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
-    """Return the sums of each replica that can be those of answers."""
+    """Return the sums of each replica that are plausible."""
     return {
         key[0]: sums
         for key, sums in buckets.items()
@@ -305,13 +305,13 @@ def possible(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
 
 
 def met_by(sums: Sums) -> tuple[float, Load]:
-    """Return the mean seconds of a step, and the mean load, that the answers of a replica met."""
+    """Return the mean seconds of a step, and the mean load, met by the answers of a replica."""
     seconds, requests, context_tokens, prompt_work = [each / sums[0] for each in sums[_MET:]]
     return seconds, (requests, context_tokens, prompt_work)
 
 
 def _fit(sums: Sums, usual: float) -> Factors:
-    """Return factors, none below a hundredth of the usual: those that would be are fixed there, one after another."""
+    """Return factors, fixing any below a hundredth of the usual at that, one after another."""
     matrix = [[0.0] * 4 for _ in range(4)]
     for (row, column), value in zip(_PAIRS, sums[2:12], strict=True):
         matrix[row][column] = matrix[column][row] = value
@@ -357,12 +357,12 @@ def _mixed(costs: Sequence[StepCost], place: Place) -> StepCost:
 _MET: Final = 16
 _PAIRS: Final = tuple((row, column) for row in range(4) for column in range(row, 4))
 _RIDGE: Final = 0.09
-"""Square of what answers differ from the fit (15%) over what factors differ from the usual one (half)."""
+"""Square of the ratio of answers' deviation from the fit (15%) to factors' deviation from the usual one (50%)."""
 _OUTLIER: Final = 3.0
 _LEAST_RATIO, _MOST_RATIO = 0.01, 1000.0
 _LEAST_LOG, _MOST_LOG = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
 _LONG_PROMPT: Final = 2048.0
-"""Prompt tokens from which on the time to the first token is mostly that of computing them."""
+"""Prompt tokens from which prefill dominates the time to the first token."""
 _MOST_PROMPTS: Final = 50.0
 _MOST_ERROR: Final = math.log(3.0)
 _LEAST_DRAFTED: Final = 0.1

@@ -15,7 +15,7 @@ from policies.policy import GuardrailSettings, PolicySettings
 
 
 class Objective(StrEnum):
-    """What is minimised: total delay, TTFT, TPOT, or (`goodput`) missed SLOs."""
+    """What to minimize: total delay, TTFT, TPOT, or (`goodput`) missed SLOs."""
 
     LATENCY = "latency"
     TTFT = "ttft"

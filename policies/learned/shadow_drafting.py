@@ -23,7 +23,7 @@ from backends.speculation import Method
 from backends.validation import CheckedModel
 
 # Words with the preceding blank, in parts of up to eight letters; numbers of up to three digits; up to four punctuation
-# marks; single characters in scripts without blanks between words.
+# marks; single characters in scripts without blanks.
 _PIECE = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]"
     r"| ?[^\W\d\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]{1,8}"
@@ -89,7 +89,7 @@ class ShadowBias:
         return arm in self._sums
 
     def corrected(self, arm: str, replayed: float) -> float:
-        """Return the tokens per step expected of an engine, given those of a replay; at least 1."""
+        """Return the expected tokens per step of an engine, given those of a replay; at least 1."""
         count, total = self._sums.get(arm, (0.0, 0.0))
         return max(1.0, replayed * math.exp(total / (count + _PRIOR_COUNT)))
 

@@ -1,4 +1,4 @@
-"""The table: means of logarithms by kind of request, each shrunk towards that of the larger group around it."""
+"""The table: means of logarithms by kind of request, each shrunk towards that of the enclosing group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS: Final[tuple[int, ...]] = (64, 128, 256, 512, 1024, 2048, 8192, 32768)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
 _LARGER: Final = 5.0
-"""Answers that the mean of the larger group counts for in that of a smaller one."""
+"""Weight in answers of the larger group's mean in that of a smaller one."""
 
 Groups = tuple[Key, ...]
 """The groups of a request, the largest first: all, bins, workload and length of the prompt, template, client."""
@@ -29,7 +29,7 @@ _NAME: Final = 2
 
 
 def _larger(key: Key) -> Key:
-    """Return a key without its template and client or, if it has none, without the name of its workload."""
+    """Return a key without its template and client or, without those, without the name of its workload."""
     first, bins, workload, *rest = key
     parts = workload.split("/")
     if not any(rest) and len(parts) > _NAME:
@@ -39,7 +39,7 @@ def _larger(key: Key) -> Key:
 
 PER_STEP: Final = Table("log_per_step", 4, half_life_s=7200.0, overflow=_larger)
 LENGTH: Final = Table("log_length", 4, half_life_s=7200.0, overflow=_larger)
-"""Weight, weight x log, count and log, by arm (of lengths none) and the key of the finest group."""
+"""Weight, weight x log, count and log, by arm (empty for lengths) and the key of the finest group."""
 ANSWERS: Final = Table("answers", 2, half_life_s=7200.0, overflow=_larger)
 """Answers and their tokens, by replica and the key of the finest group without its client."""
 
@@ -58,7 +58,7 @@ class Kinds:
     """Finds the kind of requests; a template is part of it from its second request on."""
 
     def __init__(self) -> None:
-        self._templates: dict[str, bool] = {}  # those seen, and whether more than once
+        self._templates: dict[str, bool] = {}  # those seen; True if more than once
         self._kinds: dict[tuple[int, str, str, str], RequestKind] = {}
 
     def of(self, request: RequestFeatures) -> RequestKind:
@@ -75,7 +75,7 @@ class Kinds:
                 self._kinds = {}
             workload = f"{_NUMBERS[prompt]}/{_MODES[mode]}/{request.workload}"
             finest = _NAMES[bins[0]][bins[1]], workload, template, client_id(request.client) if request.client else ""
-            # By its length a request is known by its prompt and limit, and not by its bins.
+            # For lengths, a request is grouped by its prompt and limit, not by its bins.
             length = request.workload, f"{workload}/{_NUMBERS[bits - 1] if bits else ''}", *finest[2:]
             found = RequestKind(nested(finest), nested(length))
             self._kinds[number, request.workload, template, request.client] = found
@@ -98,12 +98,12 @@ def _bin(bounds: tuple[float, ...], value: float) -> int:
 
 
 def client_id(client: str) -> str:
-    """Return what stands for a client in keys."""
+    """Return the id of a client in keys."""
     return f"{crc32(client.encode()):08x}"
 
 
 class Shares:
-    """What an answer of each client weighs in what all share: together none gets more than twice what others have."""
+    """The weight of each client's answers in shared means: no client gets more than twice the others' mean weight."""
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
@@ -131,21 +131,21 @@ class Mean:
 
     def __init__(self) -> None:
         self.count = self.total = 0.0
-        self.key: Key = ()  # among the statistics, once an answer was added to this group as its finest
+        self.key: Key = ()  # in the statistics, once an answer had this group as its finest
 
 
 class Group:
-    """The means of a group, by arm; a key tells which groups are around it."""
+    """The means of a group, by arm; its key determines the enclosing groups."""
 
     __slots__ = ("around", "key", "means")
 
     def __init__(self, key: Key, larger: tuple[Group, ...]) -> None:
         self.key = key
         self.means: dict[str, Mean] = {}
-        self.around = (*larger, self)  # the largest first
+        self.around = (*larger, self)  # largest first
 
     def mean(self, arm: str) -> Mean:
-        """Return the mean of an arm; one that is new begins."""
+        """Return the mean of an arm, created if new."""
         mean = self.means.get(arm)
         if mean is None:
             mean = self.means[arm] = Mean()
@@ -153,34 +153,34 @@ class Group:
 
 
 class Means:
-    """Means by group and arm, from the answers of all gateways; an own answer counts at once."""
+    """Means by group and arm, from the answers of all gateways; own answers count immediately."""
 
     def __init__(self, table: Table, statistics: Statistics, most: float) -> None:
         self.table, self.statistics = table, statistics
-        self._most = most  # bound on the means that other gateways tell
+        self._most = most  # bound on the means that other gateways report
         self.groups: dict[Key, Group] = {}
         self._version: tuple[int, int] = 0, 0
 
     def around(self, groups: Groups) -> tuple[Group, ...]:
-        """Return what is known of groups, the largest first; those that are new begin."""
+        """Return the known groups, largest first; create new ones."""
         return _group(self.groups, groups).around
 
     def count(self, arm: str, key: Key) -> float:
-        """Return how many answers of a group are known."""
+        """Return the number of known answers of a group."""
         found = self.groups.get(key)
         mean = None if found is None else found.means.get(arm)
         return 0.0 if mean is None else mean.count
 
     def mean(self, arm: str, groups: Groups) -> float:
-        """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing.
+        """Return the mean of a request's groups, each shrunk towards the enclosing one's; 0 without answers.
 
-        Changes nothing; may be called from any thread.
+        It changes nothing, and may be called from any thread.
         """
         known = self.groups
         return mean_of(arm, tuple([known[key] for key in groups if key in known]))
 
     def add(self, arm: str, groups: Groups, log: float, weight: float, own: float, now_s: float) -> None:
-        """Add an answer, with its weight in what all clients share, and in what its own client has alone."""
+        """Add an answer, with its weight in groups that clients share, and in its client's own group."""
         around = self.around(groups)
         finest = around[-1].mean(arm)
         if not finest.key:
@@ -189,24 +189,24 @@ class Means:
         _add(around, arm, weight, weight * log, own, own * log)
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether others have told something, or an epoch has ended, since the last `read`."""
+        """Return whether others have reported anything, or an epoch has ended, since the last call."""
         version = self.statistics.told, int(now_s // self.table.epoch_s)
         is_due, self._version = version != self._version, version
         return is_due
 
     def read(self) -> dict[Key, Group]:
-        """Return `groups` as all sums have it; may be called from any thread."""
+        """Return `groups` rebuilt from all sums; may be called from any thread."""
         groups: dict[Key, Group] = {}
         for key, (weight, log, own, own_log) in self.told():
             _add(_group(groups, nested(key[1:])).around, key[0], weight, log, own, own_log)
         return groups
 
     def take(self, groups: dict[Key, Group]) -> None:
-        """Replace what is known by what was read."""
+        """Replace the groups by those read."""
         self.groups = groups
 
     def told(self) -> Iterator[tuple[Key, Sums]]:
-        """Yield the sums of all gateways by arm and finest group, within what can be; from any thread."""
+        """Yield the sums of all gateways by arm and finest group, clipped to plausible values; from any thread."""
         for key, sums in self.statistics.buckets(self.table).items():
             if len(key) == _CLIENT + 1 and sums[0] >= 0.0 and sums[2] > 0.0:
                 yield key, self._possible(sums)
@@ -218,12 +218,12 @@ class Means:
 
 
 def without_client(finest: Key) -> tuple[str, str, str]:
-    """Return bins, workload and template of the finest group; an empty template for none."""
+    """Return bins, workload and template of the finest group; the template may be empty."""
     return finest[0], finest[1], finest[2] if len(finest) >= _TEMPLATE else ""
 
 
 class Typical(NamedTuple):
-    """What stands for the requests of a group."""
+    """Typical values of the requests of a group."""
 
     workload: str
     temperature: float
@@ -231,13 +231,13 @@ class Typical(NamedTuple):
 
 
 def typical(kind: Key) -> Typical:
-    """Return what stands for the requests of a workload's group, or of a smaller one."""
+    """Return the typical values for a workload's group, or a smaller one."""
     prompt, _, name = kind[1].split("/")
     return Typical(name, _MIDDLES[kind[0]], _PROMPTS[prompt])
 
 
 def is_kind(key: Key) -> bool:
-    """Return whether a key that another gateway may have written is one of `typical`."""
+    """Return whether a key, which another gateway may have written, is valid for `typical`."""
     prompt, *rest = key[1].split("/")
     return key[0] in _MIDDLES and prompt in _PROMPTS and len(rest) == 2 and bool(_NAMED(rest[1]))
 
@@ -250,7 +250,7 @@ def answers_of(statistics: Statistics) -> Iterator[tuple[str, Key, float, float]
 
 
 def nested(finest: Key) -> Groups:
-    """Return the groups around the finest, as `Kinds` gives them."""
+    """Return the groups that contain the finest, including it, as `Kinds` does."""
     groups = [(), finest[:1], finest[:2]]
     if finest[2]:
         groups.append(finest[:_TEMPLATE])
@@ -270,7 +270,7 @@ def mean_of(arm: str, around: tuple[Group, ...]) -> float:
 
 
 def _group(known: dict[Key, Group], groups: Groups) -> Group:
-    """Return the last of some groups; of too many, one that is not kept."""
+    """Return the last of the groups; if there are too many, a new one is not kept."""
     key = groups[-1]
     found = known.get(key)
     if found is None:
@@ -299,7 +299,7 @@ _MODES: Final = ("", "thinking", "plain", " restricted", "thinking restricted", 
 _EMPTY: Final = ("", "", "", "")
 _MIDDLES: Final = {name: middle for names, middle in zip(_NAMES, (0.0, 0.3, 0.7, 1.0), strict=True) for name in names}
 _PROMPTS: Final = {str(number): tokens for number, tokens in enumerate((48.0, *[1.4 * bound for bound in PROMPTS]))}
-"""Temperature, and tokens of the prompt, that stand for each bin."""
+"""Typical temperature, and prompt tokens, of each bin."""
 _MOST_TEMPLATES: Final = 4096
 _MOST_GROUPS: Final = 16_384
 _MOST_SHARE: Final = 2.0

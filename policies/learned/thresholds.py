@@ -1,4 +1,4 @@
-"""What the table says, to be read: the methods in order for each kind of request, and the same as rules."""
+"""Distills the table into readable form: the methods in order for each kind of request, and rules."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
 LEVELS: Final = (1.0, 6.0, 24.0, 80.0)
 """Requests in flight per replica at which choices are compared."""
 MOST_RULES: Final = 8
-"""Rules that name workloads, and rules that do not, at most."""
+"""Most rules that name workloads, and most that do not."""
 
 
 _N = TypeVar("_N", float, npt.NDArray[np.float64])
 _Loads = Mapping[str, npt.NDArray[np.float64]]
-"""Requests in flight on the least loaded replica of each target, in situations that choices are compared in."""
+"""Requests in flight on the least loaded replica of each target, in the situations in which choices are compared."""
 
 
 class Rules(NamedTuple):
-    """The rules that the table says, and the kind of request that each is for."""
+    """The rules distilled from the table, and the kind of request of each."""
 
     settings: ThresholdSettings
     kinds: list[RuleKind]
@@ -49,7 +49,7 @@ class Rules(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The rules as YAML for `policy:` in a pool file, with what each rests on as a comment."""
+        """The rules as YAML for `policy:` in a pool file, with the basis of each as a comment."""
         lines = [f"# From {self.requests:.0f} requests.", f"name: {Thresholds.name}", "rules:"]
         for rule, kind in zip(self.settings.rules, self.kinds, strict=True):
             share = kind.requests / max(1e-9, self.requests)
@@ -58,38 +58,38 @@ class Rules(NamedTuple):
 
 
 class NothingLearnedError(Exception):
-    """Raised if there are no observations or backends to make rules from."""
+    """Raised if there are no observations or backends from which to make rules."""
 
 
 class CostLine(NamedTuple):
-    """What a request costs on one target: idle, and for each request in flight there, in seconds."""
+    """The cost of a request on one target: idle, and per request in flight there, in seconds."""
 
     idle_s: float
     each_s: float
 
     def at(self, requests: _N) -> _N:
-        """Return the cost beside so many requests."""
+        """Return the cost next to so many requests."""
         return self.idle_s + self.each_s * requests
 
 
 @dataclass(frozen=True, slots=True)
 class RuleKind:
-    """A kind of request: workloads (of any if empty), and ranges of the bins of `DIMENSIONS`."""
+    """A kind of request: workloads (any if empty), and ranges of the bins of `DIMENSIONS`."""
 
     workloads: frozenset[str]
     ranges: tuple[tuple[int, int], ...]
-    requests: float  # observed, those of long ago weigh less
+    requests: float  # observed, discounted by age
     lines: Mapping[str, CostLine]  # by target
 
     @property
     def order(self) -> list[str]:
-        """The targets, the cheapest of an idle pool first."""
+        """The targets, cheapest in an idle pool first."""
         return sorted(self.lines, key=lambda target: self.lines[target].idle_s)
 
     def thresholds(self) -> list[tuple[str, float, float]]:
-        """Return the targets in order, each with the requests in flight on the first, and a second, it begins at.
+        """Return the targets in order, each with its threshold in requests in flight on the first, and per second.
 
-        From there on the first costs more than an idle replica of that target.
+        From there, the first costs more than an idle replica of that target.
         """
         first = self.lines[self.order[0]]
         found = []
@@ -99,7 +99,7 @@ class RuleKind:
         return found
 
     def in_order(self) -> str:
-        """Return the targets in order, each with the load from which on it is cheaper than the first, in words.
+        """Return in words the targets in order, each with the load from which it is cheaper than the first.
 
         Examples
         --------
@@ -112,7 +112,7 @@ class RuleKind:
         return ", ".join([first, *words])
 
     def weights(self) -> tuple[dict[str, float], float]:
-        """Return weights and the slack for which (requests + 1 + slack) / weight is nearest to the lines."""
+        """Return the weights and the slack with which (requests + 1 + slack) / weight best fits the lines."""
         slack = min(_MOST_SLACK, max(1.0, median(one.idle_s / max(1e-9, one.each_s) for one in self.lines.values())))
         scores = [level + slack for level in LEVELS]
         scale = {
@@ -125,7 +125,7 @@ class RuleKind:
         return {target: max(0.01, round(best / scale[target], 2)) for target in order}, round(slack - 1.0)
 
     def when(self, all_kinds: Iterable[RuleKind]) -> dict[str, Any]:
-        """Return the conditions of a rule, without those that all requests of its workloads meet."""
+        """Return the conditions of a rule, except those that all requests of its workloads meet."""
         found: dict[str, Any] = {"workload": sorted(self.workloads)} if self.workloads else {}
         alike = [one for one in all_kinds if not self.workloads or one.workloads & self.workloads]
         for index, (name, bounds) in enumerate(DIMENSIONS.items()):
@@ -148,15 +148,15 @@ class RuleKind:
 
 
 def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[RuleKind]:
-    """Return the kinds of requests that were seen, those with the most requests first."""
+    """Return the observed kinds of requests, those with the most requests first."""
     targets = _targets(known, candidates)
     counts: dict[tuple[str, str], float] = {}
-    for key, group in [*known.per_step.groups.items()]:  # copies: answers are added meanwhile, in another thread
-        if len(key) == _WORKLOADS and is_kind(key):  # another gateway may have written any
+    for key, group in [*known.per_step.groups.items()]:  # a copy: another thread adds answers
+        if len(key) == _WORKLOADS and is_kind(key):  # other gateways may write any key
             count = max([each.count for each in [*group.means.values()]], default=0.0)
             if count > 0.0:
                 counts[key[0], key[1]] = count
-    usual: dict[str, tuple[float, float]] = {}  # of each target: steps and seconds per step of its usual request
+    usual: dict[str, tuple[float, float]] = {}  # by target: steps, and seconds per step, of its usual request
     total = sum(counts.values())
     for target, replica in targets.items():
         works = [(_work(known, replica, key), count) for key, count in counts.items()]
@@ -190,7 +190,7 @@ def in_words(known: Known, candidates: Sequence[Candidate]) -> list[str]:
 
 
 def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
-    """Return the rules that the table says."""
+    """Return the rules distilled from the table."""
     if len(candidates) < 2:
         raise NothingLearnedError("there must be at least two backends to choose between")
     kinds = kinds_of(known, candidates)
@@ -219,7 +219,7 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
 
 
 def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, KnownReplica]:
-    """Return a replica of each target: a method, or a backend where those of a method differ."""
+    """Return a replica of each target: a method, or a backend if those of the method differ."""
     arms: dict[str, set[str]] = {}
     for one in candidates:
         arms.setdefault(one.method.value, set()).add(arm_of(one))
@@ -231,7 +231,7 @@ def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, KnownRe
 
 
 def _work(known: Known, replica: KnownReplica, kind: tuple[str, str], batch: float = 6.0) -> tuple[float, float, float]:
-    """Return the steps of a request of a kind, the seconds that it adds to each, and those of its prompt."""
+    """Return the steps of a request of a kind, the seconds that it adds to each, and those of its prefill."""
     name, temperature, prompt = typical(kind)
     tokens = TYPICAL_TOKENS * math.exp(known.lengths.mean("", ((), (name,))))
     context = prompt + tokens / 2
@@ -246,7 +246,7 @@ def _work(known: Known, replica: KnownReplica, kind: tuple[str, str], batch: flo
 
 
 def _line(known: Known, replica: KnownReplica, kind: tuple[str, str], usual: tuple[float, float]) -> CostLine:
-    """Return what a request of a kind costs, beside requests that are as usual there."""
+    """Return the cost of a request of a kind, next to usual requests there."""
     costs = []
     for level in (LEVELS[0], LEVELS[2]):
         steps, mine_s, prefill_s = _work(known, replica, kind, level + 1.0)
@@ -259,17 +259,17 @@ def _line(known: Known, replica: KnownReplica, kind: tuple[str, str], usual: tup
 
 
 class _Merge(NamedTuple):
-    """Kinds that can become one, which meets no other."""
+    """Kinds that can be merged into one that overlaps no other."""
 
     parts: list[RuleKind]
     union: RuleKind
-    loss: float  # what their requests cost more then
+    loss: float  # additional cost of their requests
 
 
 def _merged(kinds: list[RuleKind], loads: _Loads) -> list[RuleKind]:
-    """Return fewer kinds: those that lose least together become one, until each that is left earns its place.
+    """Merge the kinds that lose least together, until each one left is worth its rule.
 
-    Of too many, those with the fewest requests are left out: what is decided for others applies to them too.
+    If there are too many, those with the fewest requests are left out: the rules of others apply to them too.
     """
     kinds = kinds[:_MOST_KINDS]
     own = {id(kind): _cost([kind], kind, loads) for kind in kinds}
@@ -294,7 +294,7 @@ def _merged(kinds: list[RuleKind], loads: _Loads) -> list[RuleKind]:
 
 
 def _merge(parts: list[RuleKind], kinds: Sequence[RuleKind], loads: _Loads, own: Mapping[int, float]) -> _Merge:
-    """Return some kinds as one, with all that it would meet."""
+    """Return some kinds as one, including all that it would overlap."""
     union = _union(parts)
     while met := [kind for kind in kinds if _meet(union, kind) and all(kind is not part for part in parts)]:
         parts = parts + met
@@ -303,7 +303,7 @@ def _merge(parts: list[RuleKind], kinds: Sequence[RuleKind], loads: _Loads, own:
 
 
 def _alike(kinds: Iterable[RuleKind]) -> list[RuleKind]:
-    """Return the kinds with those of the same conditions as one, the one with the most requests first."""
+    """Return the kinds with those of the same conditions merged, those with the most requests first."""
     found: dict[tuple[Any, ...], list[RuleKind]] = {}
     for kind in kinds:
         found.setdefault((kind.workloads, kind.ranges), []).append(kind)
@@ -336,14 +336,14 @@ def _union(kinds: Sequence[RuleKind]) -> RuleKind:
 
 
 def _situations(candidates: Sequence[Candidate]) -> _Loads:
-    """Return loads of the pool, as requests in flight on the least loaded replica of each target."""
+    """Return random loads of the pool, as requests in flight on the least loaded replica of each target."""
     rng, names = Random(0), {one.method.value for one in candidates} | {BACKEND + one.name for one in candidates}
     loads = [[level * rng.uniform(0.3, 1.7) for _ in names] for level in LEVELS for _ in range(12)]
     return dict(zip(sorted(names), np.array(loads).T, strict=True))
 
 
 def _cost(kinds: Sequence[RuleKind], by: RuleKind, loads: _Loads) -> float:
-    """Return what the requests of kinds cost in the mean of loads, if the weights of another kind choose."""
+    """Return the mean cost over loads of the requests of kinds, if the weights of another kind choose."""
     weights, slack = by.weights()
     chosen = np.argmin([(loads[target] + 1.0 + slack) / weight for target, weight in weights.items()], 0)
     costs = [[kind.requests * kind.lines[target].at(loads[target]) for target in weights] for kind in kinds]
@@ -355,8 +355,8 @@ _WORKLOADS: Final = 2
 """Length of the key of a workload's group."""
 _MOST_SHOWN: Final = 24
 _MOST_KINDS: Final = 48
-"""Kinds that rules are made from, each of two times: more would take minutes."""
+"""Most kinds from which rules are made, in each of two rounds: more would take minutes."""
 _MOST_SLACK: Final = 1000.0
 _WORTH: Final = 0.001
-"""Share of the cost of all requests that each rule must save: reading it costs something too."""
+"""Share of the total cost that each rule must save, since it costs readers something too."""
 _LEAST_REQUESTS: Final = 30.0

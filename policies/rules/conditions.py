@@ -1,4 +1,4 @@
-"""The conditions of a rule: how they are parsed, checked and written."""
+"""The conditions of a rule: parses, checks and writes them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ Choice = Annotated[
 ]
 
 Condition = Bounds | frozenset[str] | bool
-"""A condition on a number, on a word, or on what is true or false."""
+"""A condition on a number, on a word, or on a boolean."""
 
 _SHARES = frozenset({"overlap", "code_share"})
 _COUNTS_FROM_ONE = frozenset({"n", "turns"})
@@ -123,7 +123,7 @@ _WORDS = {
 
 
 class When(CheckedModel):
-    """Conditions, all of which must hold; without any, the rule matches.
+    """Conditions, all of which must hold; without any, the rule always matches.
 
     A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
     of alternatives, and any other condition is true or false.

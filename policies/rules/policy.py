@@ -22,8 +22,8 @@ class Spill(CheckedModel):
     """The load limit of a preferred backend: `slack + ratio * least`, where `least` is the lowest load of all.
 
     If every request went to the backend that is fastest for it alone, it would slow the requests already running there.
-    A small batch costs hardly more than a single request, hence the slack. Above it, a backend with `ratio` times the
-    load of another has lost what its method gains.
+    A small batch costs hardly more than a single request, hence the slack. Above it, a backend with `ratio` times
+    another's load has lost what its method gains.
     """
 
     slack: float = Field(default=8.0, ge=0, description="Requests per unit of weight that are always allowed.")
@@ -84,8 +84,8 @@ class Thresholds(LoadPolicy):
 
     A rule with `prefer` picks the least loaded backend of the first target in its list whose load is within the limit
     (`Spill`), else the least loaded backend of all. A rule with `weights` picks the backend with the lowest
-    (requests + 1 + slack) / weight: when idle the one with the largest weight, under load all in proportion to their
-    weights.
+    (requests + 1 + slack) / weight: in an idle pool the one with the largest weight, under load all in proportion to
+    their weights.
 
     The reason of a decision is the rule's name, `spilled` if all its targets are over the limit, `none_preferred` if
     none of its targets is available, or `no_rule` if no rule matches.
@@ -121,7 +121,7 @@ class Thresholds(LoadPolicy):
         return Decision(chosen.name, self.name, reason, propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Rate each candidate by the rule that matches: by its place in the rule's list, or by its weight and load."""
+        """Rate each candidate by the matching rule: by its place in the rule's list, or by its weight and load."""
         counts = self.meter.counts(candidates)
         rule = first_match(self._rules, request, sum(counts) / len(counts))
         if rule is None:

@@ -22,7 +22,7 @@ SPILLED = "spilled"
 NONE_PREFERRED = "none_preferred"
 NO_RULE = "no_rule"
 RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
-"""What decisions say that no rule made."""
+"""Reasons of decisions that no rule made."""
 
 
 Weight = Annotated[float, Field(gt=0)]

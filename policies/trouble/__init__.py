@@ -1,1 +1,1 @@
-"""Trouble: kinds of requests that fail, stall or get useless answers on some of the backends."""
+"""Trouble: kinds of requests that fail, stall or get unusable answers on some backends."""

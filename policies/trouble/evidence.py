@@ -1,4 +1,4 @@
-"""How strongly counts say that requests go wrong more often in one place than elsewhere."""
+"""How strongly counts indicate that requests fail more often in one place than elsewhere."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Final
 
 _SHARES: Final = (0.02, 0.05, 0.15, 0.4, 0.8)
-"""Shares of failures that may be meant; the evidence is the mean over them."""
+"""Alternative shares of failures; the evidence is the mean over them."""
 _FLOOR: Final = 0.005
-"""Share of requests that fail anywhere, before anything is known."""
+"""Assumed share of requests that fail anywhere, before anything is known."""
 _PRIOR_TRIES: Final = 50.0
 _MOST_OF_ONE: Final = 0.6
-"""Share of the tries that count of one client at most."""
+"""Largest share of the counted tries from one client."""
 
 
 def null_share(bad: float, tries: float) -> float:
-    """Return the share of failures to reckon with where so many tries had so many: the mean and two deviations.
+    """Return a high estimate of the share of failures, given so many in so many tries: the mean plus two deviations.
 
     Examples
     --------
@@ -28,10 +28,10 @@ def null_share(bad: float, tries: float) -> float:
 
 
 def log_evidence(bad: float, tries: float, null: float) -> float:
-    """Return the logarithm of the evidence that more than the share `null` of the tries goes wrong.
+    """Return the logarithm of the evidence that more than the share `null` of the tries fails.
 
-    It is the mean likelihood ratio of some shares above `null`: under `null` it ever exceeds x in at most one of x
-    cases, whenever it is looked at (Ville's inequality).
+    It is the mean likelihood ratio of some shares above `null`: under `null`, it ever exceeds x with a probability of
+    at most 1/x, however often one looks (Ville's inequality).
 
     Examples
     --------
@@ -50,7 +50,7 @@ def log_evidence(bad: float, tries: float, null: float) -> float:
 
 
 def weights_of(tries: Mapping[str, float]) -> dict[str, float]:
-    """Return how much the requests of each client count, by its tries: no client is to speak for all others.
+    """Return the weight of each client's requests, by its tries: no client should dominate all others.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What goes wrong with which requests on which backends: found, priced, avoided, tried again and forgotten."""
+"""Troubles of kinds of requests on backends: found, priced, avoided, retried and forgotten."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from policies.trouble.evidence import log_evidence, null_share, weights_of
 C = TypeVar("C", bound=Candidate)
 
 PROBLEMS: Final = ("failed", "stalled", "unusable")
-"""What can go wrong: an error, a pause of seconds within the answer, an answer that cannot be used."""
+"""The problems: an error, a pause of seconds within the answer, an unusable answer."""
 TROUBLE: Final = Table("trouble_by_key", 5, 6 * 3600.0, lambda key: (key[0], key[1], "", key[3]))
-"""Tries, how many of them had each of `PROBLEMS`, and the seconds lost; by arm, backend, shape and id of the client."""
+"""Tries, how many had each of `PROBLEMS`, and the seconds lost; by arm, backend, shape and client id."""
 
 _FALSE_ALARMS: Final = 0.01
-"""Probability that anything is ever found in a pool in which nothing goes wrong more often than elsewhere."""
+"""Probability of any finding ever in a pool in which nothing fails more often than elsewhere."""
 _LEAST_BAD: Final = 2.0
 _LEAST_TRIES: Final = 20.0
-"""Below that, requests elsewhere say nothing by themselves."""
+"""Tries below which requests elsewhere say nothing by themselves."""
 _MOST_FINDINGS: Final = 8
 _MOST_ROWS: Final = 1000
 _LEAST_ROWS: Final = 10
-"""Of the counts, those of the most requests, alike of each client: one may ask for anything."""
+"""Least rows of counts used per client, those with the most requests: a client may send any number of shapes."""
 _SECONDED: Final = math.log(20.0)
-"""Evidence of all other clients from which on what one says most of concerns everybody."""
+"""Evidence from all other clients from which a finding that one client dominates concerns everybody."""
 _CANARY_S: Final = 300.0
 _STILL: Final = 0.02
-"""Probability of so many good answers in a row, if nothing has changed, at which a finding is forgotten."""
+"""Probability, if nothing has changed, of so many good answers in a row, at which a finding is dropped."""
 _LONGEST_S: Final = 3600.0
-"""Longer no request takes."""
+"""No request takes longer."""
 _OLD_S: Final = 30.0
 _BUSY: Final = 50.0
-"""Looking takes a fiftieth of a core at most."""
+"""The search takes at most a fiftieth of a core."""
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 
 _KEY: Final = 4
-"""Parts of a key; those of other gateways may be anything."""
+"""Parts of a valid key; other gateways may write any."""
 
 _Cell = tuple[str, str, tuple[str, ...]]
-"""An arm, a backend of it or empty for all, and one or two things that requests ask for; empty for all."""
+"""An arm, one of its backends or empty for all, and one or two features of requests; empty for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class TroubleFinding:
-    """A kind of requests that goes wrong more often on an arm, or on one backend of it, than elsewhere."""
+    """A kind of requests that fails more often on an arm, or on one of its backends, than elsewhere."""
 
     arm: str
-    backend: str  # empty if all of the arm are concerned
+    backend: str  # empty if it concerns the whole arm
     shape: tuple[str, ...]  # what the requests have in common
     problem: str  # one of `PROBLEMS`
     bad: float
     tries: float
-    lost_s: float  # mean seconds that a client has waited in vain
-    client: str = ""  # whose requests alone have shown it, and are concerned; empty for those of all
+    lost_s: float  # mean seconds that a client waited in vain
+    client: str = ""  # the only client that it concerns, by its own requests; empty for all
 
     @property
     def share(self) -> float:
-        """Share of the requests that go wrong."""
+        """Share of the requests that fail."""
         return self.bad / self.tries
 
     @property
@@ -79,26 +79,26 @@ class TroubleFinding:
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """Place, shape and problem, which no other finding shares that concerns the same clients."""
+        """Place, shape and problem: unique among findings for the same client."""
         return self.place, "+".join(self.shape), self.problem
 
     def concerns(self, arm: str, backend: str, shape: Sequence[str], client: str) -> bool:
-        """Return whether a client's request of a shape is concerned on a backend."""
+        """Return whether it concerns a client's request of a shape on a backend."""
         is_there = arm == self.arm and self.backend in {"", backend} and self.client in {"", client}
         return is_there and all(each in shape for each in self.shape)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the finding in words."""
         asked, share = " and ".join(self.shape), 100 * self.share
         whose = " of one key" if self.client else ""
         return f"{self.place}: {share:.0f}% of {self.tries:.0f} requests{whose} with {asked} {self.problem}"
 
 
 class Troubles:
-    """What has been found of one model, and the counts that it rests on.
+    """The findings about one model, and the counts behind them.
 
-    What the requests of one client have shown concerns its own only: whatever it asks for, it takes no backend from
-    others. For all holds what the others would say without any one of them.
+    A finding from one client's requests concerns only its own: whatever it sends, it cannot take a backend from others.
+    A finding for all must hold without any single client.
 
     Examples
     --------
@@ -119,9 +119,9 @@ class Troubles:
     def __init__(self, statistics: Statistics | None = None) -> None:
         self.statistics = Statistics((TROUBLE,), time.time) if statistics is None else statistics
         self.found: tuple[TroubleFinding, ...] = ()
-        # Good answers since the last bad one, by finding and client: none keeps alive what others no longer see.
+        # Good answers since the last bad one, by finding and client: none can keep alive what others no longer see.
         self._good: dict[tuple[str, ...], int] = {}
-        self._changed_s: dict[str, float] = {}  # when engines were last others, by backend
+        self._changed_s: dict[str, float] = {}  # when engines last changed, by backend
         self._is_due = False
         self._looked_s = self._pause_s = self._canary_s = 0.0
 
@@ -130,7 +130,7 @@ class Troubles:
     ) -> None:
         """Count a request that a backend got `age_s` ago; `problem` is one of `PROBLEMS`, or empty.
 
-        One that its engine got before it changed says nothing of the engine that it is now.
+        A request from before the engine changed says nothing about the current one.
         """
         if self._changed_s:
             now_s = self.statistics.clock()
@@ -149,19 +149,19 @@ class Troubles:
                     self._drop(found.arm, found.backend, found.shape, found.client)
 
     def forget(self, backend: str) -> None:
-        """Drop what was counted of a backend: its engine is another one now."""
+        """Drop the counts of a backend, whose engine has changed."""
         now_s = self.statistics.clock()
         self._changed_s = {name: at_s for name, at_s in self._changed_s.items() if at_s > now_s - _LONGEST_S}
         self._changed_s[backend] = now_s
         self._drop("", backend, ())
 
     def refresh(self) -> bool:
-        """Look for what goes wrong, if that is due; return whether something else is found than before."""
+        """Search for troubles if that is due; return whether the findings have changed."""
         now_s, began_s = self.statistics.clock(), time.perf_counter()
         pause_s = max(self._pause_s, 0.0 if self._is_due else _OLD_S)
         if 0.0 <= now_s - self._looked_s < pause_s:  # else it is due, or the clock was set back
             return False
-        self._is_due, self._looked_s = False, now_s  # first: what is counted meanwhile is due again
+        self._is_due, self._looked_s = False, now_s  # first: counts that arrive meanwhile are due again
         buckets = self.statistics.buckets(TROUBLE)
         found = tuple(_find(buckets)) if buckets else ()
         self._pause_s = _BUSY * (time.perf_counter() - began_s)
@@ -172,11 +172,11 @@ class Troubles:
         return True
 
     def at(self, backend: Candidate) -> list[TroubleFinding]:
-        """Return what goes wrong on a backend."""
+        """Return the findings that concern a backend."""
         return [each for each in self.found if each.arm == arm_of(backend) and each.backend in {"", backend.name}]
 
     def risk(self, request: RequestFeatures, backend: Candidate) -> TroubleFinding | None:
-        """Return what is most likely to go wrong with a request on a backend; None if nothing is known."""
+        """Return the likeliest trouble of a request on a backend; None if none is known."""
         arm, shape, client = arm_of(backend), request.shape, request.client
         found = [each for each in self.found if each.concerns(arm, backend.name, shape, client)]
         return max(found, key=lambda each: each.share, default=None)
@@ -184,9 +184,9 @@ class Troubles:
     def price(
         self, request: RequestFeatures, candidates: Sequence[Candidate], costs: list[float], *, is_sent: bool
     ) -> None:
-        """Add to the costs in seconds what a request is expected to lose: the wait in vain, and another try.
+        """Add the expected loss of a request to the costs in seconds: the wait in vain, and another try.
 
-        Every few minutes a request does not pay it, to find out whether all is well again.
+        Every few minutes, one request is exempt, to find out whether all is well again.
         """
         risks = [self.risk(request, candidate) for candidate in candidates] if request.shape else []
         if not any(risks) or (is_sent and self._is_canary()):
@@ -197,7 +197,7 @@ class Troubles:
                 costs[index] += risk.share * (risk.lost_s + again_s)
 
     def sparing(self, request: RequestFeatures, candidates: Sequence[C], *, is_sent: bool = True) -> Sequence[C]:
-        """Return the candidates on which nothing is known to go wrong, while they have not much more to do."""
+        """Return the candidates without known trouble for a request, unless they are overloaded."""
         if not request.shape:
             return candidates
         safe = [each for each in candidates if self.risk(request, each) is None]
@@ -225,7 +225,7 @@ _Row = tuple[Key, Sums]
 
 
 def _find(buckets: dict[Key, Sums]) -> Iterator[TroubleFinding]:
-    """Yield what goes wrong with the requests of all, and then what else does with those of each client."""
+    """Yield the troubles of all requests, and then other ones of each client's."""
     by_client: dict[str, list[_Row]] = {}
     for key, sums in buckets.items():
         if len(key) == _KEY and min(sums) >= 0.0:
@@ -241,7 +241,7 @@ def _find(buckets: dict[Key, Sums]) -> Iterator[TroubleFinding]:
 
 
 def _strongest_first(rows: list[_Row], index: int, clients: int, *, is_shared: bool) -> Iterator[TroubleFinding]:
-    """Yield what goes wrong, the strongest first; what one finding explains is not counted for another."""
+    """Yield troubles, strongest evidence first; what one finding explains does not count for another."""
     for _ in range(_MOST_FINDINGS):
         is_enough = sum(sums[index] for _, sums in rows) >= _LEAST_BAD
         found = _strongest(rows, index, clients, is_shared=is_shared) if is_enough else None
@@ -267,7 +267,7 @@ _Totals = dict[_Cell, list[float]]
 def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: bool) -> TroubleFinding | None:
     """Return the cell with the strongest evidence for a problem, if it is strong enough; else None.
 
-    Of rows that are shared, the evidence must hold without each of their clients.
+    For shared rows, the evidence must hold without any single client.
     """
     of_clients: dict[str, _Totals] = {}
     for (arm, backend, shape, client), sums in rows:
@@ -283,7 +283,7 @@ def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: boo
         cell for cell in cells if cell[2] and cell[0] and not (cell[1] and cells[cell] == cells[cell[0], "", cell[2]])
     ]
     best, evidence = None, math.log(max(1, len(tested)) * (1 + clients) * len(PROBLEMS) / _FALSE_ALARMS)
-    # Of cells that say the same, the more general one comes first: an arm, one feature.
+    # Among cells with equal evidence, the more general one comes first: an arm, one feature.
     for cell in sorted(tested, key=lambda cell: (bool(cell[1]), len(cell[2]))):
         tries, bad, lost_s, all_bad = cells[cell]
         if bad < _LEAST_BAD:
@@ -300,7 +300,7 @@ def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: boo
 
 
 def _is_of_one(of_clients: dict[str, _Totals], cell: _Cell) -> bool:
-    """Return whether the evidence of a cell would be none without a single client."""
+    """Return whether the evidence of a cell depends on a single client."""
     for client, own in of_clients.items():
         if own.get(cell, (0.0, 0.0))[1]:
             cells = _added([totals for other, totals in of_clients.items() if other != client])
@@ -320,7 +320,7 @@ def _added(parts: Iterable[_Totals]) -> _Totals:
 
 
 def _null(cells: _Totals, cell: _Cell) -> float:
-    """Return the share that goes wrong anyway: of such requests elsewhere, and of other requests here."""
+    """Return the share that fails anyway: of such requests elsewhere, and of other requests here."""
     (arm, backend, shape), (tries, bad, _, _) = cell, cells[cell]
     everywhere, baseline = cells["", "", shape], cells.get((_BASELINE, "", shape))
     elsewhere = null_share(everywhere[1] - bad, everywhere[0] - tries)
