@@ -1,4 +1,4 @@
-"""The bottom layer: engine replicas and everything known about them.
+"""The bottom layer: engine replicas and all that is known about them.
 
 Imports neither `policies` nor `gateway`.
 """

@@ -18,12 +18,12 @@ from backends.step_comparison import Difference
 
 
 class EngineChange(StrEnum):
-    """What an engine went through that its drafter may not have survived; named as the causes of a silent drafter."""
+    """What an engine went through that may have broken its drafter; each value names the cause of a silent drafter."""
 
     RESTART = "since_restart"
     WAKE_UP = "since_wake_up"  # from vLLM's sleep mode, whose level 2 discards the weights
     RELOAD = "since_reload"  # of weights, or of the pool file with another replica under the same name
-    SPECULATION = "since_other_speculation"  # as its counters show it; no cause: the drafter is another one
+    SPECULATION = "since_other_speculation"  # as its counters show; no cause: it has a different drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class EngineLoad:
     kv_usage
         Share of the KV cache in use, 0 to 1.
     others
-        Requests that this gateway process did not send: those that its peers have in flight, some 0.1 s old, and what
-        the engine reported beyond that.
+        Requests that this gateway process did not send: those of its peers, about 0.1 s old, and any more that the
+        engine reported.
     at_s
         Time of the reading on the clock of `time.monotonic`; 0.0 means never.
     kv_tokens
         Tokens that the KV cache holds; 0 if unknown.
     tokens_per_step
-        Mean since the engine started, over the sequences of its batches; 0.0 if unknown.
+        Mean per sequence since the engine started; 0.0 if unknown.
     drafts, accepted_tokens
         Steps with a draft, and tokens accepted, since the engine started; 0 if unknown.
     """
@@ -62,23 +62,23 @@ class EngineLoad:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Candidate:
-    """The view of a backend that a policy gets."""
+    """A backend as a policy sees it."""
 
     name: str  # unique within its model
-    method: Method  # that of the pool file, unless the engine shows another one
+    method: Method  # as in the pool file, unless the engine contradicts it
     num_speculative_tokens: int  # maximum tokens drafted per step; 0 for a baseline
     draft_schedule: DraftSchedule  # tokens drafted per step by batch size
-    drafter_limit: DrafterLimit | None  # the longest context that the drafter serves; None if none is known
-    weight: float  # share of the traffic that the operator intends for it, relative to the other backends
-    in_flight: int  # requests of this gateway process that are in flight to it
+    drafter_limit: DrafterLimit | None  # the longest context that the drafter serves; None if unknown
+    weight: float  # the operator's intended share of the traffic, relative to the other backends
+    in_flight: int  # requests that this gateway process has in flight to it
     load: EngineLoad  # the load that the engine last reported
 
 
 @dataclass(slots=True)
 class Backend(Candidate):
-    """A replica: its configuration, which is fixed, and its state, which the pool updates.
+    """A replica: its fixed configuration, and its state, which the pool updates.
 
-    Its method and k begin as configured and are part of the state: they follow what the engine shows.
+    Its method and k are state: they start as configured and follow what the engine's counters show.
 
     Parameters
     ----------
@@ -89,34 +89,34 @@ class Backend(Candidate):
     api_key
         Bearer token for the engine; None sends none.
     simulated
-        True for a replica of the built-in simulator, which is labelled as such in all output.
+        True for a replica of the built-in simulator; all output labels it as such.
     launched
-        True for a replica whose process the gateway starts, so that it refuses connections at first.
+        True if the gateway starts its process, so that it refuses connections at first.
     draft_depth
-        Whether its engine drafts as deep as each request asks, with `deploy/vllm_draft_depth`.
+        Whether its engine drafts to the depth that each request asks for, with `deploy/vllm_draft_depth`.
     flags
         Flags of the `vllm serve` that the gateway starts; None for another engine.
     asks_version
-        Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
+        Whether the engine's version of vLLM decides what happens beyond its drafter's limit.
     context_range
-        The least and most tokens of the prompts that it is meant for; None for all.
+        The fewest and most prompt tokens of the requests it is meant for; None for all.
     engine
-        What is known of the engine that answers there now; what follows from it is below, set with it.
+        What is known about the engine that answers there now; the fields below derive from it.
     health
-        What is known of its health.
+        What is known about its health.
     sent
         Requests that this process has sent to it.
     read_s
-        When something of an answer was last read from it, by `time.perf_counter`.
+        When any part of an answer was last read from it, by `time.perf_counter`.
     answered_tokens, answered_steps
-        Tokens so far of answers whose steps are known, and these steps.
+        Tokens so far of answers with known steps, and those steps.
 
     Attributes
     ----------
     said
-        How it speculates by the pool file.
+        How it speculates according to the pool file.
     said_limit
-        The limit of its drafter by the pool file, which is none if its engine serves no longer contexts.
+        Its drafter's limit according to the pool file; None if its engine serves no longer contexts.
     draft_schedule
         Tokens drafted per step by batch size.
 
@@ -127,7 +127,7 @@ class Backend(Candidate):
     ('starting', 'not yet checked', 0)
     """
 
-    name: str = field()  # compiled, the attribute of the base class would count as its default
+    name: str = field()  # when compiled, the base class's attribute would be its default
     model: str
     method: Method = field()
     url: str
@@ -162,11 +162,11 @@ class Backend(Candidate):
         self.said_limit = self.drafter_limit
 
     def set_engine(self, said: Said, *, is_new: bool = False) -> None:
-        """Set what its engine says of itself; of a new one nothing is known that was known of the one before."""
+        """Set what its engine reports about itself; for a new engine, first discard all about the previous one."""
         if is_new:
             self.engine, self.load = Engine(), EngineLoad()
             self.observe({}, self.said)
-        if not said.context_tokens:  # by what it has refused, if it does not tell
+        if not said.context_tokens:  # if unreported, what its rejections have shown
             said = replace(said, context_tokens=self.engine.said.context_tokens)
         self.engine.said = said
         limit = self.said_limit
@@ -175,13 +175,13 @@ class Backend(Candidate):
         self.drafter_limit = None if limit is not None and 0 < said.context_tokens <= limit.tokens else limit
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
-        """Set how the engine speculates, and in what it contradicts the pool file."""
+        """Set how the engine speculates, and its contradictions to the pool file."""
         self.engine.contradictions = contradictions
         self.method, self.draft_schedule = speculation
         self.num_speculative_tokens = self.draft_schedule.k
 
     def take(self) -> None:
-        """Count a request that is sent to it."""
+        """Count a request sent to it."""
         self.in_flight += 1
         self.sent += 1
 
@@ -190,21 +190,21 @@ class Backend(Candidate):
         self.in_flight -= 1
 
     def note_read(self, now_s: float) -> None:
-        """Record when something of an answer was last read."""
+        """Record when any part of an answer was last read."""
         self.read_s = now_s
 
     def count_steps(self, tokens: float, steps: float) -> None:
-        """Count the tokens of an answer, and the steps that they took."""
+        """Count the tokens of an answer and the steps they took."""
         self.answered_tokens += tokens
         self.answered_steps += steps
 
     @property
     def difference(self) -> Difference | None:
-        """Between the tokens per step that its answers show and those that its engine counts; None without."""
+        """How tokens per step differ between what its answers show and what its engine counts; None if alike."""
         return self.engine.comparison.difference
 
     @property
     def contradiction(self) -> str | None:
-        """What the pool file says and the engine does, in words; None if they agree."""
+        """How the engine contradicts the pool file, in words; None if they agree."""
         found = self.engine.contradictions
         return f"the pool file says {self.said}, but {' and '.join(found.values())}" if found else None

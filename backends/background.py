@@ -1,7 +1,7 @@
-"""Work beside the requests: every task is started here, so that none of them ends in silence.
+"""Background work: every task starts here, so that none fails silently.
 
-What fails is logged with its traceback, once a minute for each piece of work, and counted. What is to go on is begun
-again after a pause.
+Failures are logged with a traceback, once a minute for each piece of work, and counted. Continuous work restarts
+after a pause.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ CORE_WORK: Final = (
     "tick",
     "workers",
 )
-"""The kinds of work of the core, which are label values; a room declares its own."""
+"""The core's kinds of work, used as label values; a room declares its own."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before work that has failed is begun again: doubled each time, until it has run for a minute."""
+"""Pauses before failed work restarts: doubled each time, until it has run for a minute."""
 _SETTLED_S = 60.0
 
 on_failure: list[Callable[[str], None]] = []
-"""Called with the kind of what has failed."""
+"""Called with the kind of work that failed."""
 _MOST_THREADS = 32
 _LAST_S = 1.0
 _tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
@@ -57,7 +57,7 @@ _MOST_SAID = 1000
 
 
 class Seldom:
-    """Says when something may be said again, which is once a minute for each key.
+    """A rate limiter for log lines: once a minute per key.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Seldom:
         self._said_s: dict[object, float] = {}
 
     def may_say(self, key: object = None) -> bool:
-        """Return whether something may be said now, which is then."""
+        """Return whether the caller may log now; if so, count it as logged."""
         now_s = time.monotonic()
         if now_s - self._said_s.get(key, -math.inf) < _SAID_AGAIN_S:
             return False
@@ -87,7 +87,7 @@ T = TypeVar("T")
 def start(
     work: str, coroutine: Coroutine[Any, Any, T], *, of: str = "", raises: type[Exception] | None = None
 ) -> asyncio.Task[T]:
-    """Start work that ends by itself, and note what it raises."""
+    """Start work that ends on its own, and note what it raises."""
     task = asyncio.get_running_loop().create_task(coroutine, name=f"{work} {of}".rstrip())
     _tasks.add(task)
 
@@ -109,12 +109,12 @@ def keep_running(
     of: str = "",
     stopping: asyncio.Event | None = None,
 ) -> asyncio.Task[None]:
-    """Start work that goes on until it is cancelled or returns; if it raises, it is begun again after a pause."""
+    """Start work that runs until it returns or is cancelled; if it raises, restart it after a pause."""
     return start(work, _keep_running(work, run, of, stopping or asyncio.Event()), of=of)
 
 
 def is_cancelled() -> bool:
-    """Return whether the present task has been cancelled, which a failure at the same time hides from `except`."""
+    """Return whether the current task has been cancelled; a simultaneous failure hides that from `except`."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -130,7 +130,7 @@ async def _keep_running(
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled():
                 raise asyncio.CancelledError from error
-            failure: BaseException = error  # a cancellation of something that it waited for, too
+            failure: BaseException = error  # includes the cancellation of something it awaited
         else:
             return
         if time.monotonic() - began_s >= _SETTLED_S:
@@ -145,15 +145,15 @@ async def _keep_running(
 
 @contextmanager
 def guarded(work: str, *, of: str = "") -> Iterator[None]:
-    """Log and count what a block raises, and go on after it."""
+    """Log and count what a block raises, and continue after it."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 -- whatever it is, what follows has to be done
+    except Exception as error:  # noqa: BLE001 -- the code that follows must run in any case
         note(work, error, of=of)
 
 
 def note(work: str, error: BaseException, *, of: str = "", then: str = "") -> None:
-    """Log and count a failure; in any thread."""
+    """Log and count a failure; safe in any thread."""
     if _logged.may_say((work, of)):
         text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"
         log.error(text, work, f" of {of}" if of else "", then, exc_info=error)
@@ -165,14 +165,14 @@ def note(work: str, error: BaseException, *, of: str = "", then: str = "") -> No
 
 
 class _Threads(ThreadPoolExecutor):
-    """The threads of an event loop, whose end waits for none of them: what they read may never answer."""
+    """An event loop's threads; the loop ends without waiting for them, as what they read may never answer."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
 
 
 def run_process(main: Coroutine[Any, Any, int]) -> int:
-    """Run the event loop of a process, and return the status that `main` returns."""
+    """Run `main` in the event loop of this process, and return its status."""
     import uvloop
 
     async def with_threads() -> int:
@@ -183,12 +183,12 @@ def run_process(main: Coroutine[Any, Any, int]) -> int:
 
 
 def leave_stdout() -> None:
-    """Write nothing more to standard output, which cannot be written: Python would try again at the end."""
+    """Discard further output, as standard output cannot be written: Python would retry at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process; threads that hang, as in reading from a mount that does not answer, are not waited for."""
+    """End this process without waiting for hung threads, such as those reading from a mount that does not answer."""
     end_s = time.monotonic() + _LAST_S
     others = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
     for thread in others:

@@ -1,4 +1,4 @@
-"""Contradictions: between the pool file and an engine, by its own counters; and between the engines of a model."""
+"""Contradictions between the pool file and an engine's counters, and between the engines of a model."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from backends.speculation import Method, is_lossy
 logger = logging.getLogger(__name__)
 
 KINDS: Final = ("no_speculation", "no_drafts", "speculation", "k", "every_step")
-"""Kinds of contradictions, of which an engine shows at most two."""
+"""Kinds of contradictions; an engine shows at most two at a time."""
 
 SPARING: Final = frozenset({Method.NGRAM, Method.SUFFIX, Method.CUSTOM_CLASS})
-"""Methods that draft in some steps only; all others draft k tokens in each step after a sequence's first."""
+"""Methods that draft only in some steps; all others draft k tokens in each step after a sequence's first."""
 
 _LEAST_STEPS: Final = 200
-"""Steps without a draft that contradict a method that drafts in each."""
+"""Steps without a draft that contradict a method that drafts in every step."""
 _LEAST_STEPS_SPARING: Final = 5000
-"""The same for methods that draft where a text repeats itself: recorded ones did in 16% to 94% of their steps."""
+"""The same for methods that draft only where text repeats: recorded ones drafted in 16% to 94% of their steps."""
 _LEAST_DRAFTS: Final = 2000
-"""Drafts from which their share of the steps tells a method that drafts in each."""
+"""Drafts needed before their share of the steps identifies a method that drafts in every step."""
 _ALL: Final = 0.995
 _NEAR: Final = 0.05
-"""Mean tokens by which a draft may differ from k."""
+"""Tokens by which the mean draft may differ from k."""
 _CHANGING: Final = ("--watermark-config", "--quantization", "--dtype", "--kv-cache-dtype")
 """Flags of vLLM that change answers."""
 
 
 def contradictions(said: Speculation, engine: EngineMetrics) -> dict[str, str]:
-    """Return in what an engine's counters contradict how it was said to speculate: what it does, by kind.
+    """Return how an engine's counters contradict its declared speculation: what it does instead, by kind.
 
-    What cannot be told is no contradiction: which of two methods drafts in each step; an engine that sometimes does not
-    draft, as one sequence beyond the length of an EAGLE head keeps all of its batch from drafting; old versions.
+    The undecidable is no contradiction: which of two methods drafts in every step; an engine that sometimes does not
+    draft, as one sequence beyond an EAGLE head's length stops drafts for its whole batch; old versions.
 
     Examples
     --------
@@ -71,9 +71,9 @@ def contradictions(said: Speculation, engine: EngineMetrics) -> dict[str, str]:
 
 
 def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -> Speculation:
-    """Return how an engine speculates, given the kinds of its contradictions to how it was said to.
+    """Return how an engine speculates, given the kinds of its contradictions to its declared speculation.
 
-    A drafter whose method is not known is a `custom_class`, which shares nothing that is learned with others.
+    A drafter of unknown method counts as a `custom_class`, which shares no learned values with others.
     """
     if not kinds:
         return said
@@ -84,10 +84,10 @@ def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -
 
 
 def compare(backend: Backend, engine: EngineMetrics) -> bool:
-    """Set in what an engine contradicts the pool file, and how it speculates; return whether that is new."""
+    """Set how an engine contradicts the pool file and how it speculates; return whether this changed."""
     found = contradictions(backend.said, engine)
     if backend.draft_depth:
-        found.pop("no_drafts", None)  # all of its requests may have asked for none
+        found.pop("no_drafts", None)  # all its requests may have asked for none
     is_new = found != backend.engine.contradictions
     if is_new:
         backend.observe(found, observed(backend.said, found, engine))
@@ -95,7 +95,7 @@ def compare(backend: Backend, engine: EngineMetrics) -> bool:
 
 
 def unlike_answers(backends: Sequence[Backend]) -> Iterator[str]:
-    """Yield why answers of a model's replicas differ, or are not the model's own."""
+    """Yield each reason why answers of a model's replicas differ, or are not the model's own."""
     if lossy := [each.name for each in backends if is_lossy(each.speculative_config)]:
         whose = "differ by replica" if len(lossy) < len(backends) else "are not the model's own"
         yield f"{', '.join(lossy)}: vLLM accepts drafts that the model would not write there, so answers {whose}."
@@ -108,7 +108,7 @@ def unlike_answers(backends: Sequence[Backend]) -> Iterator[str]:
 
 
 def unlike_weights(backends: Sequence[Backend]) -> str:
-    """Return that engines of a model have loaded weights of unlike names, so that answers may differ; else ""."""
+    """Return a warning if a model's engines have loaded weights with different names; else ""."""
     roots = {each.engine.said.root for each in backends} - {""}
     if len({root.rpartition("/")[2].lower() for root in roots}) < 2:
         return ""
@@ -117,12 +117,12 @@ def unlike_weights(backends: Sequence[Backend]) -> str:
 
 
 class Unlike:
-    """In what the engines of each model are unlike, or not as it is called; what is new of it is logged."""
+    """How each model's engines differ from one another, or from its name; logs what is new."""
 
     def __init__(self) -> None:
-        self.contexts: set[str] = set()  # models whose engines take contexts of unlike length
-        self._answers: dict[str, Sequence[str]] = {}  # why those of a model differ, as was said
-        self._misnamed: set[str] = set()  # models that no engine serves, as was said
+        self.contexts: set[str] = set()  # models whose engines take contexts of different lengths
+        self._answers: dict[str, Sequence[str]] = {}  # by model: why they differ, as logged
+        self._misnamed: set[str] = set()  # models that no engine serves, as logged
 
     def compare(self, members: Sequence[Backend]) -> None:
         """Compare the answers and the context lengths of a model's engines."""
@@ -141,7 +141,7 @@ class Unlike:
             logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
 
     def compare_names(self, model: str, serves: Sequence[tuple[str, ...]]) -> None:
-        """Compare the name of a model with those that its engines serve."""
+        """Compare a model's name with the names that its engines serve."""
         wrong = misnamed(model, serves)
         if wrong and model not in self._misnamed:
             logger.warning("%s: %s", model, wrong)
@@ -149,7 +149,7 @@ class Unlike:
 
 
 def _schedule(said: Speculation, engine: EngineMetrics) -> DraftSchedule:
-    """Return how many tokens an engine drafts: as many as it has positions, unless its drafts have other sizes."""
+    """Return how many tokens an engine drafts: its number of positions, unless its drafts have other sizes."""
     schedule, positions = said.schedule, len(engine.accepted_per_position)
     if positions and positions != schedule.k:
         return DraftSchedule(positions)

@@ -21,13 +21,13 @@ class DraftSchedule:
     """
 
     k: int  # tokens drafted per step at most; 0 for a baseline
-    # `by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
+    # `by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty: always `k`.
     by_batch: tuple[int, ...] = ()
     # Whether the engine itself verifies fewer in large batches (vLLM's `enable_adaptive_verification`).
     adaptive: bool = False
 
     def at(self, batch: int) -> int:
-        """Return the k for a batch of so many requests."""
+        """Return the k for a batch of this size."""
         return self.by_batch[min(batch, len(self.by_batch) - 1)] if self.by_batch else self.k
 
 
@@ -69,7 +69,7 @@ def draft_schedule(method: Method, config: Mapping[str, Any] | None) -> DraftSch
 
 
 def effective_k(method: Method, k: int) -> int:
-    """Return the maximum tokens drafted per step; if `k` is 0 (not set), the method's default.
+    """Return the maximum tokens drafted per step: `k`, or the method's default if `k` is 0 (not set).
 
     Examples
     --------
@@ -98,7 +98,7 @@ def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
 
 
 def k_by_batch(schedule: Sequence[Sequence[int]], k: int) -> tuple[int, ...]:
-    """Return k by batch size from vLLM's `num_speculative_tokens_per_batch_size`; a gap has the k before it.
+    """Return k by batch size from vLLM's `num_speculative_tokens_per_batch_size`; a gap takes the k before it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The longest context that a replica's drafter can serve, and what becomes of requests beyond it."""
+"""The longest context that a replica's drafter can serve, and what happens to requests beyond it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from backends.speculation import MODELLESS, Method, release_of
 class Beyond(StrEnum):
     """What happens when a request's context exceeds the drafter's limit."""
 
-    WORSE = "worse"  # its drafts are accepted less and less
-    NONE = "none"  # it alone gets no drafts
+    WORSE = "worse"  # fewer and fewer of its drafts are accepted
+    NONE = "none"  # only this request gets no drafts
     BATCH = "batch"  # the whole batch verifies dummies, and none is accepted
-    CRASH = "crash"  # the engine ends
+    CRASH = "crash"  # the engine crashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DrafterLimit:
 
     @property
     def harms_others(self) -> bool:
-        """Whether one request beyond the limit costs those beside it."""
+        """Whether one request beyond the limit harms others in its batch."""
         return self.beyond in (Beyond.BATCH, Beyond.CRASH)
 
     @property
@@ -46,7 +46,7 @@ class DrafterLimit:
         }[self.beyond]
 
     def note_on(self, prompt_tokens: int, answer_tokens: int = 0) -> str:
-        """Return what is to be said of a request with so long a prompt and, at most, answer; "" if it fits.
+        """Return a warning about a request with a prompt and, at most, an answer of this length; "" if it fits.
 
         Examples
         --------
@@ -60,16 +60,16 @@ class DrafterLimit:
 
 
 _RUNNER_V1 = frozenset({Method.MEDUSA, Method.MLP_SPECULATOR, Method.CUSTOM_CLASS})
-"""Methods that vLLM's newer model runner does not know, so that the older one runs them."""
+"""Methods that vLLM's newer model runner lacks, so that the older one runs them."""
 
 
 def beyond_of(method: Method, version: str = "") -> Beyond:
-    """Return what a version of vLLM does beyond a drafter's limit; the latest if the version is not known.
+    """Return what a version of vLLM does beyond a drafter's limit; for an unknown version, what the latest does.
 
-    Until 0.10 nothing stopped the drafter, which read beyond its rotary embeddings (pull request 22935). Then the model
-    runner came to ask whether the longest sequence of a batch fits (24662). The newer runner, the default for heads
-    since 0.24 and for all since 0.29, does not ask (issues 48894, 57941); the embeddings of EAGLE heads are as long as
-    the target's since 0.27 (49343).
+    Up to 0.10 the drafter read beyond its rotary embeddings (pull request 22935). Since then the model runner checks
+    whether the longest sequence of a batch fits (24662). The newer runner, the default for heads since 0.24 and for all
+    since 0.29, does not check (issues 48894, 57941). Since 0.27 the embeddings of EAGLE heads are as long as the
+    target's (49343).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Engines: what is known of one, from the start of its process to its end, and which of them answer at an address."""
+"""Engines: what is known about one over the life of its process, and which ones answer at an address."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from backends.engine_metrics import AcceptanceOfLate, EngineMetrics, total
 from backends.step_comparison import StepComparison
 
 _GONE_S: Final = 300.0
-"""Seconds after which a process that has not answered is gone."""
+"""Seconds without an answer after which a process is gone."""
 _FALLS: Final = 3
 _FALLS_S: Final = 30.0
-"""As often, and within so many seconds, no engine restarts."""
+"""No engine restarts this often within this many seconds."""
 SEVERAL: Final = "several engines answer at this address; give each its own"
 
 
 PROBES: Final = 30
-"""Probes of a minute, at one every two seconds."""
+"""Probes per minute, at one every two seconds."""
 _MINUTES: Final = 180
 _FULL: Final = 0.9
-"""Usage of the KV cache, or of the places of the batch, from which requests wait for it."""
+"""Usage of the KV cache or of the batch from which requests count as waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeMinute:
-    """Sums over the probes of about a minute."""
+    """Sums over about a minute of probes."""
 
     requests: int = 0  # requests in the engine, running or waiting
-    waiting_for_room: int = 0  # those that waited while the KV cache was nearly full
-    # Of the probes in which some waited although it was not: requests that ran in each engine, and that waited.
+    waiting_for_room: int = 0  # requests that waited while the KV cache was nearly full
+    # Per probe with requests waiting although it was not: requests running in each engine, and requests waiting.
     others: tuple[tuple[int, int], ...] = ()
 
     def waiting_for_a_place(self, places: int) -> int:
-        """Return those that waited while a batch of so many places was nearly full; others had only just come."""
+        """Return the requests that waited while a batch of this size was nearly full; others had only just arrived."""
         return sum(waiting for running, waiting in self.others if running >= _FULL * places)
 
 
 class Occupancy:
-    """Sums over probes, by minute, of the last three hours.
+    """Sums over probes, by minute, for the last three hours.
 
     Examples
     --------
@@ -73,36 +73,36 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an engine says of itself besides its metrics, as last read."""
+    """What an engine reports about itself besides its metrics, as last read."""
 
-    card: Mapping[str, object] | None = None  # the model's entry in its `/v1/models`; None before that was read
-    context_tokens: int = 0  # tokens of the longest context, by that entry; 0 if it does not say
+    card: Mapping[str, object] | None = None  # the model's entry in its `/v1/models`; None before the first reading
+    context_tokens: int = 0  # longest context according to that entry; 0 if it does not say
     served: tuple[str, ...] = ()  # names of its models, without adapters
-    adapters: frozenset[str] = frozenset()  # names of the LoRA adapters that it has loaded
+    adapters: frozenset[str] = frozenset()  # names of its loaded LoRA adapters
     version: str = ""  # of its vLLM; empty if it does not say
-    tells_pause: bool = False  # whether it tells that it is paused: in development mode
+    tells_pause: bool = False  # whether it reports being paused, as it does in development mode
 
     @property
     def root(self) -> str:
-        """The weights that it has loaded, by name or path; empty if it does not say."""
+        """Name or path of its loaded weights; empty if it does not say."""
         return str((self.card or {}).get("root") or "").rstrip("/")
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine; a restart makes another one, so that no fact outlives the engine that it is of."""
+    """One engine; a restart makes a new one, so that no fact outlives its engine."""
 
     said: Said = field(default_factory=Said)
-    metrics: EngineMetrics | None = None  # its last metrics page; None if it has none
+    metrics: EngineMetrics | None = None  # from its last metrics page; None without one
     acceptance: AcceptanceOfLate = field(default_factory=AcceptanceOfLate)
     occupancy: Occupancy = field(default_factory=Occupancy)
     comparison: StepComparison = field(default_factory=StepComparison)
     contradictions: Mapping[str, str] = field(default_factory=dict)  # to the pool file, by kind
-    habits: Any = None  # what the relay has learned of its streams
+    habits: Any = None  # what the relay has learned about its streams
 
 
 class Processes:
-    """The processes behind the metrics pages of one address, by the time at which they started.
+    """The processes behind the metrics pages of one address, by start time.
 
     Examples
     --------
@@ -113,15 +113,15 @@ class Processes:
 
     def __init__(self) -> None:
         self.are_several = False
-        self._pages: dict[float, tuple[EngineMetrics, float]] = {}  # the last one of each, and when it was read
+        self._pages: dict[float, tuple[EngineMetrics, float]] = {}  # the last page of each, and when it was read
         self._last: EngineMetrics | None = None
         self._falls: deque[float] = deque(maxlen=_FALLS)
-        self._twins_s = -math.inf  # when two of one start were last seen
+        self._twins_s = -math.inf  # when two with the same start were last seen
 
     def take(self, page: EngineMetrics, now_s: float) -> tuple[EngineMetrics | None, bool | None]:
-        """Return what all that answer have counted, and whether there is another process than before.
+        """Return the counts of all processes that answer, and whether this page is from a new process.
 
-        The first is None if they cannot be told apart, the second if the page does not tell.
+        The first is None if the processes cannot be told apart, the second if the page does not tell.
         """
         last, self._last = self._last, page
         has_fallen = last is not None and (
@@ -133,7 +133,7 @@ class Processes:
             self.are_several = len(self._falls) == _FALLS and now_s - self._falls[0] < _FALLS_S
             return (None, False) if self.are_several else (page, has_fallen or None)
         is_other = last is not None and page.started_s != last.started_s
-        if has_fallen and not is_other:  # a restart would have another start: two of one start, as of one script
+        if has_fallen and not is_other:  # a restart would change the start: two with one start, as from one script
             self._twins_s = now_s
         if now_s - self._twins_s < _GONE_S:
             self.are_several = True

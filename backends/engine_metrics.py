@@ -1,8 +1,8 @@
 """Parser of vLLM's `/metrics`, for every version with the v1 engine.
 
 The gateway needs a dozen of about a hundred series, every two seconds from every replica, on the event loop that relays
-requests. One regular expression reads a page of 60 kB in about 0.3 ms; a full parser takes 15 ms. What is no page of
-vLLM's is read in parts, each of which keeps the event loop for some 5 ms at most (`MetricsReader`).
+requests. One regular expression reads a page of 60 kB in about 0.3 ms; a full parser takes 15 ms. `MetricsReader` reads
+any page in parts, each of which blocks the event loop for at most about 5 ms, even if it is not vLLM's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from backends.reported import MOST_COUNT, finite
 
-# vLLM's series, without the `_total` that Prometheus adds to counters, and the field of `EngineMetrics`.
+# vLLM's series, without the `_total` that Prometheus adds to counters, and their fields of `EngineMetrics`.
 _NAMES = {
     "num_requests_running": "running",
     "num_requests_waiting": "waiting",
@@ -30,12 +30,12 @@ _NAMES = {
     "spec_decode_num_draft_tokens": "draft_tokens",
     "spec_decode_num_accepted_tokens": "accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos": "per_position",
-    # Their counts: vLLM observes both once for each sequence and step.
+    # Histogram counts: vLLM observes both once per sequence and step.
     "time_to_first_token_seconds_count": "first_steps",
     "inter_token_latency_seconds_count": "later_steps",
     "time_per_output_token_seconds_count": "later_steps_before",  # its name before vLLM 0.11
 }
-# Series of which one sample by its label counts: the sample's label, and the field.
+# Series of which one labeled sample counts: its label, and the field.
 _LABELLED = {
     "engine_sleep_state": (b'sleep_state="awake"', "awake"),
     "sleep_mode_operation_duration_seconds_count": (b'operation="wake"', "wake_ups"),
@@ -43,7 +43,7 @@ _LABELLED = {
     "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
 }
 _REST: Final = rb"(?:[ \t]{1,8}[0-9.eE+-]{1,32})?[ \t]{0,8}(?:#.*)?\r?$"
-"""After the value: a time, as some exporters add it, and OpenMetrics' exemplar."""
+"""After the value: a time, which some exporters add, and an OpenMetrics exemplar."""
 _SAMPLE = re.compile(
     rb"^vllm:(%b)(?:_total)?(\{[^}\n]*\}(?:[^}\n]*\})*?)?[ \t]{1,8}([0-9.eE+-]{1,32}|NaN|[+-]?Inf)%b"
     % ("|".join((*_NAMES, *_LABELLED)).encode(), _REST),
@@ -56,13 +56,13 @@ _BLOCK_TOKENS = re.compile(rb'[{,]block_size="(\d{1,6})"')
 _POSITION = re.compile(rb'position="(\d{1,3})"')
 
 MOST_PAGE_BYTES: Final = 2 << 20
-"""Size up to which a page is read; one of 16 engines has about 1 MB."""
+"""Size up to which a page is read; a page of 16 engines has about 1 MB."""
 _MOST_LINE_BYTES: Final = 1 << 16
 _MOST_SAMPLES: Final = 8192
-"""Samples that are read of a page; one of 16 engines has some 500."""
+"""Samples read from a page; a page of 16 engines has about 500."""
 _MOST_REQUESTS: Final = 1_000_000
 _MOST_OF: Final = {"running": _MOST_REQUESTS, "waiting": _MOST_REQUESTS, "kv_usage": 1.0}
-"""Largest plausible value of what an engine reports of itself, where it is not that of any counter."""
+"""Largest plausible values of what an engine reports, where it differs from that of counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +89,32 @@ class EngineMetrics:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    # Accepted tokens by draft position, shape (k,): vLLM lists all positions of its k from its start on.
+    # Accepted tokens by draft position, shape (k,): vLLM lists all k positions from the start.
     accepted_per_position: tuple[int, ...] = ()
-    # Whether the engine was started with speculation: only then it counts drafts. None if its version cannot tell.
+    # Whether the engine was started with speculation: only then does it count drafts. None if its version cannot tell.
     speculates: bool | None = None
-    # first_steps, later_steps: steps that gave the first token of a sequence, and steps after those, each counted once
-    # for each of its sequences; `later_steps` is None if the server does not say.
+    # first_steps, later_steps: steps that gave the first token of a sequence, and later steps, each counted once per
+    # sequence; `later_steps` is None if the server does not say.
     first_steps: int = 0
     later_steps: int | None = None
     started_s: float = 0.0  # unix time at which the server process started; 0 if it does not say
     awake: int | None = None  # engines that are not in sleep mode; None if the server does not say
     prefix_caching: int | None = None  # engines with a prefix cache; None if the server does not say
     kv_tokens: int = 0  # tokens that the KV cache holds; 0 if the server does not say
-    # wake_ups, reloads: times that it was woken from sleep mode, and operations that replaced weights.
+    # wake_ups, reloads: wake-ups from sleep mode, and operations that replaced weights.
     wake_ups: int = 0
     reloads: int = 0
-    # Fields with a value that no engine can have, which was ignored; in the order of their names.
+    # Names of fields whose impossible value was ignored, sorted.
     ignored: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int | None:
-        """Steps that gave tokens, counted once for each sequence, whether they drafted or not; None if unknown."""
+        """Steps that gave tokens, with or without drafts, counted once per sequence; None if unknown."""
         return None if self.later_steps is None else self.first_steps + self.later_steps
 
 
 def total(pages: Sequence[EngineMetrics]) -> EngineMetrics:
-    """Return the sum of the pages of several engines; what one of them does not say is unknown.
+    """Return the sum of several engines' pages; a field that one of them lacks is unknown.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def total(pages: Sequence[EngineMetrics]) -> EngineMetrics:
 
 
 class MetricsReader:
-    r"""Parser of a page of vLLM's metrics as its parts arrive.
+    r"""Incremental parser of a page of vLLM's metrics.
 
     Examples
     --------
@@ -157,14 +157,14 @@ class MetricsReader:
         self._started_s = 0.0
 
     def feed(self, part: bytes) -> None:
-        """Read the lines that a part completes; a line of over 64 KiB is no sample."""
+        """Read the lines that a part completes; skip lines of over 64 KiB."""
         part = self._rest + part
         end = part.rfind(b"\n") + 1
         self._read(part[:end])
         self._rest = part[end:] if len(part) - end <= _MOST_LINE_BYTES else b""
 
     def metrics(self) -> EngineMetrics | None:
-        """Return what the page says, once all of it has been read, see `read_metrics`."""
+        """Return the values of the page once it has been fed completely; see `read_metrics`."""
         self._read(self._rest)
         self._rest = b""
         if not self._engines:
@@ -200,13 +200,13 @@ class MetricsReader:
             try:
                 value = finite(float(text), _MOST_OF.get(field, MOST_COUNT))
             except ValueError:
-                continue  # such as "1.2.3": the pattern is looser than the grammar
+                continue  # e.g. "1.2.3": the pattern is looser than the grammar
             if value is None:
                 if text != b"NaN":  # a ratio of nothing
                     self._ignored.add(field)
                 continue
             if field == "drafts" or (self._speculates is None and series == "kv_cache_usage_perc"):
-                self._speculates = field == "drafts"  # the counters of drafts are older than this name of the gauge
+                self._speculates = field == "drafts"  # the draft counters predate this name of the gauge
             if field == "per_position":
                 position = _POSITION.search(labels)
                 if position is not None:
@@ -235,7 +235,7 @@ def read_metrics(page: bytes) -> EngineMetrics | None:
 
 
 def _kv_tokens(labels: bytes) -> int:
-    """Return the tokens that an engine's KV cache holds, from the labels of its cache; 0 if they do not say."""
+    """Return the tokens that an engine's KV cache holds, from its labels; 0 if they do not say."""
     if (tokens := _KV_TOKENS.search(labels)) is not None:
         return int(tokens[1])
     blocks, size = _KV_BLOCKS.search(labels), _BLOCK_TOKENS.search(labels)
@@ -243,8 +243,8 @@ def _kv_tokens(labels: bytes) -> int:
 
 
 def _started_s(lines: bytes) -> float:
-    """Return the time at which the process started; 0 if the lines do not say."""
-    name = b"process_start_time_seconds "  # to find it is ten times as fast as a pattern for the whole page
+    """Return the start time of the process; 0 if the lines do not say."""
+    name = b"process_start_time_seconds "  # finding it is ten times as fast as a pattern over the whole page
     at = 0 if lines.startswith(name) else lines.find(b"\n" + name) + 1
     found = _STARTED.match(lines, at)
     try:
@@ -258,7 +258,7 @@ WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CountedAcceptance:
-    """What an engine counted between two readings.
+    """The acceptance that an engine counted between two readings.
 
     Examples
     --------
@@ -269,7 +269,7 @@ class CountedAcceptance:
     (1.5, 0.667)
     """
 
-    tokens_per_step: float  # output tokens per engine step of a request, steps that drafted nothing included
+    tokens_per_step: float  # output tokens per engine step of a request, including steps without drafts
     rate: float | None  # accepted over drafted tokens; None if nothing was drafted
     by_position: tuple[float, ...]  # share of the drafts that were accepted at least up to each position, shape (k,)
 
@@ -277,8 +277,8 @@ class CountedAcceptance:
     def between(cls, before: EngineMetrics | None, now: EngineMetrics | None) -> CountedAcceptance | None:
         """Return the acceptance between two readings; None if there was no output, or the engine does not count it.
 
-        Engines that do not count their steps are known by their tokens: a step gives those accepted, and one. The last
-        step of an answer may accept more than the answer still needs.
+        For engines that do not count steps, tokens give them: a step emits its accepted tokens and one more. The last
+        step of an answer may accept more tokens than the answer still needs.
         """
         if before is None or now is None or (tokens := now.generation_tokens - before.generation_tokens) <= 0:
             return None

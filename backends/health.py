@@ -1,4 +1,4 @@
-"""When a replica may be sent requests: a pure function of what is known of it, and of new evidence."""
+"""Decides whether a replica may get requests: a pure function of its known health and of new evidence."""
 
 from __future__ import annotations
 
@@ -11,88 +11,87 @@ from backends.engine_metrics import EngineMetrics
 
 
 class State(StrEnum):
-    """Whether a backend may be sent requests."""
+    """Whether a backend may get requests."""
 
     STARTING = "starting"  # no successful probe yet
     UP = "up"
     DOWN = "down"  # refuses, hangs or fails its health check
-    EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
-    RECOVERING = "recovering"  # back from one of the two: gets a request on trial, then a growing share
-    DRAINING = "draining"  # taken out by an operator; requests in flight may finish
+    EJECTED = "ejected"  # passes its health check, but fails requests that others serve; used again after a pause
+    RECOVERING = "recovering"  # back from either: gets a request on trial, then a growing share
+    DRAINING = "draining"  # taken out of service by an operator; requests in flight may finish
 
 
 SERVING: Final = frozenset({State.UP, State.RECOVERING})
 _MAX_TRIAL_S: Final = 60.0
-"""After this time without a request that could be sent on trial, the replica returns without one."""
+"""Seconds without a request to send on trial, after which the replica returns without a trial."""
 _SLOWEST_PROMPT_TOKENS_PER_S: Final = 2000.0
-"""Of an engine that computes a long prompt in one step, and shows nothing meanwhile."""
+"""Speed of an engine that computes a long prompt in one step, and shows no progress meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a replica is removed from service, and when it returns."""
+    """When a replica leaves service, and when it returns."""
 
     # interval_s, timeout_s: seconds between two probes of a replica, and until a probe times out.
     interval_s: float = 2.0
     timeout_s: float = 2.0
-    # Consecutive probes that must fail or time out before a replica that was up is down. A refused connection needs no
+    # Consecutive probes that must fail or time out before a replica counts as down. A refused connection needs no
     # second probe: nothing listens there.
     failures: int = 2
-    # eject_s, eject_max_s: seconds of the first ejection, and of the longest. A replica that is ejected again within
+    # eject_s, eject_max_s: seconds of the first and of the longest ejection. A replica ejected again within
     # `eject_max_s` of its return stays out twice as long.
     eject_s: float = 2.0
     eject_max_s: float = 60.0
-    # Seconds until a replica that comes back may have as many requests as the others. One that was down starts slowly
-    # only if another one has been up for as long; else all have just started.
+    # Seconds until a returning replica may have as many requests as the others. One that was down starts slowly only if
+    # another has been up for as long; else all have just started.
     slow_start_s: float = 10.0
-    # Different requests in a row whose failure is the replica's fault, at which it is ejected; one is enough while it
-    # recovers.
+    # Different requests in a row that must fail by the replica's fault to eject it; while it recovers, one is enough.
     strikes: int = 3
-    # Seconds without a new token and without a change of the KV cache after which a replica that has requests is down,
-    # even if it answers probes, and says that it has none.
+    # Seconds without a new token or a change of the KV cache after which a replica with requests is down, even if it
+    # answers probes and reports no requests.
     stall_s: float = 30.0
 
     @property
     def silence_s(self) -> float:
-        """Seconds without a part of an answer that are evidence, so that a probe can follow within `stall_s`."""
+        """Seconds without any part of an answer that count as evidence, so that a probe can follow within `stall_s`."""
         return max(self.stall_s / 2.0, self.stall_s - self.interval_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known of a replica's health; times are on the clock of `time.monotonic`."""
+    """What is known about a replica's health; times are on the clock of `time.monotonic`."""
 
     state: State = State.STARTING
     reason: str = "not yet checked"
     is_drained: bool = False
     failed_probes: int = 0  # in a row
-    strikes: frozenset[int] = frozenset()  # the requests, each counted once
-    ejection_s: float = 0.0  # the length of the last ejection
+    strikes: frozenset[int] = frozenset()  # ids of the failed requests, each counted once
+    ejection_s: float = 0.0  # length of the last ejection
     ejected_until_s: float = -math.inf
     up_since_s: float = math.inf  # unknown if it was up from the start
-    returning_since_s: float = 0.0  # while it recovers: the begin of its trial, then that of its slow start
+    returning_since_s: float = 0.0  # while it recovers: start of its trial, then of its slow start
     is_on_trial: bool = False  # while it recovers: whether it has yet to serve a request
-    # Tokens of prompts and answers, and KV usage, of which no engine reports -1; when something of an answer was read.
+    # Tokens of prompts and answers, and KV usage; no engine reports -1. Last: when any part of an answer was read.
     progress: tuple[int, int, float, float] = (-1, -1, -1.0, 0.0)
-    moved_at_s: float = 0.0  # when that was last another one
-    progress_at_s: float = 0.0  # the same, or when the engine last reported that it had no request
+    moved_at_s: float = 0.0  # when that last changed
+    progress_at_s: float = 0.0  # the same, or when the engine last reported no requests
     has_stalled: bool = False  # since it was last up
 
 
 class Others(NamedTuple):
-    """What a judgement needs to know besides a replica's own health."""
+    """What a judgment needs besides the replica's own health."""
 
     up: int  # other replicas of its model that are up
-    longest_up_s: float = 0.0  # for how long one of them has been
-    trials: int = 0  # requests on trial that the replica itself has
+    longest_up_s: float = 0.0  # how long the longest of them has been up
+    trials: int = 0  # the replica's own requests on trial
 
 
 class Books(NamedTuple):
-    """What this process itself knows of its requests that are in flight at a replica."""
+    """What this process knows about its own requests in flight at a replica."""
 
-    read_s: float = 0.0  # when something of an answer was last read, on any clock
-    silent_s: float = 0.0  # for how long the one has waited that has waited longest for a part of its answer
-    prompt_tokens: int = 0  # of the longest prompt among those that have waited as long, and have no part yet
+    read_s: float = 0.0  # when any part of an answer was last read, on any clock
+    silent_s: float = 0.0  # longest that any request has waited for the next part of its answer
+    prompt_tokens: int = 0  # of the longest prompt among requests that have waited as long, without any part yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +100,22 @@ class Probed:
 
     problem: str | None = None
     refused: bool = False
-    engine: EngineMetrics | None = None  # as read by it
+    engine: EngineMetrics | None = None  # as the probe read it
     is_certain: bool = False  # whether the problem needs no second probe
-    is_proven: bool = False  # whether a request of the probe was answered
+    is_proven: bool = False  # whether the engine answered a request of the probe
     books: Books = field(default_factory=Books)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """It accepts no connection; no request can be the cause of that."""
+    """The replica accepts no connection, which no request can cause."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """It failed a request that another one served, or broke the connection."""
+    """The replica failed a request that another one served, or broke the connection."""
 
     request: int
     message: str
@@ -124,12 +123,12 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """It served a request for inference, or has begun its answer if it is on trial."""
+    """The replica served a request for inference or, on trial, began its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """It is taken out for a time, unless it is the last one that is up: any replica is better than none."""
+    """The replica leaves service for a time, unless it is the last one up: any replica is better than none."""
 
     duration_s: float
     reason: str
@@ -137,21 +136,21 @@ class Ejected:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator takes it out, or readmits it."""
+    """An operator drains the replica, or readmits it."""
 
     is_drained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """No other replica of its model is up: one that is not proven is better than none."""
+    """No other replica of its model is up: an unproven one is better than none."""
 
 
 Evidence = Probed | Unreachable | Strike | Served | Ejected | Drain | Alone
 
 
 def judge(health: Health, evidence: Evidence, others: Others, rules: HealthRules, now_s: float) -> Health:
-    """Return what is known of a replica's health after new evidence.
+    """Return a replica's health after new evidence.
 
     Examples
     --------
@@ -206,7 +205,7 @@ def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules
     if evidence.problem is not None:
         failed = replace(health, failed_probes=health.failed_probes + 1)
         if health.state is State.STARTING and evidence.refused:
-            return replace(failed, reason=evidence.problem)  # it has yet to start
+            return replace(failed, reason=evidence.problem)  # it has not started yet
         is_certain = evidence.refused or evidence.is_certain or failed.failed_probes >= rules.failures
         is_certain |= health.state not in SERVING
         return _in_state(failed, State.DOWN, evidence.problem, now_s) if is_certain else failed
@@ -221,7 +220,7 @@ def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules
 
 
 def _progress(health: Health, engine: EngineMetrics, evidence: Probed, now_s: float) -> Health:
-    # The counters of tokens stand still while a long prompt is computed in parts; its part of the KV cache grows.
+    # While a long prompt is computed in parts, the token counters stand still, but KV usage grows.
     progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage, evidence.books.read_s)
     if progress != health.progress or evidence.is_proven:
         return replace(health, progress=progress, moved_at_s=now_s, progress_at_s=now_s)
@@ -229,7 +228,7 @@ def _progress(health: Health, engine: EngineMetrics, evidence: Probed, now_s: fl
 
 
 def _standstill(health: Health, books: Books, rules: HealthRules, now_s: float) -> str:
-    """Return how it shows that an engine stands still: by its word, or by our own books, which come first; else ""."""
+    """Return the evidence that an engine stands still, from its own reports or, sooner, from our books; else ""."""
     slowest_s = books.prompt_tokens / _SLOWEST_PROMPT_TOKENS_PER_S
     bound_s, silence_s = max(rules.stall_s, slowest_s), max(rules.silence_s, slowest_s)
     if now_s - health.progress_at_s > bound_s:
@@ -240,11 +239,11 @@ def _standstill(health: Health, books: Books, rules: HealthRules, now_s: float) 
 
 
 def _return(health: Health, others: Others, rules: HealthRules, now_s: float) -> Health:
-    """Bring back a replica that passes its probes: at once, slowly, or after a request on trial."""
+    """Bring back a replica that passes its probes: immediately, slowly, or after a request on trial."""
     was_ejected = health.state is State.EJECTED
     if was_ejected and others.up and now_s < health.ejected_until_s:
         return health
-    is_on_trial = was_ejected or health.has_stalled  # which its probes do not show
+    is_on_trial = was_ejected or health.has_stalled  # its probes do not show either failure
     is_slow = 0 < rules.slow_start_s <= others.longest_up_s
     if not others.up or not (is_on_trial or is_slow):
         return _in_state(health, State.UP, "", now_s)
@@ -253,7 +252,7 @@ def _return(health: Health, others: Others, rules: HealthRules, now_s: float) ->
 
 
 def _advance(health: Health, others: Others, rules: HealthRules, now_s: float, *, served: bool = False) -> Health:
-    """Go on with a return as time passes or the replica has served a request."""
+    """Advance a return as time passes, or once the replica has served a request."""
     if health.is_on_trial:
         if not served and (others.trials or now_s - health.returning_since_s < _MAX_TRIAL_S):
             return health
@@ -272,7 +271,7 @@ def _stage(health: Health, rules: HealthRules) -> str:
 
 def _strike(health: Health, evidence: Strike, others: Others, rules: HealthRules, now_s: float) -> Health:
     if health.state not in SERVING:
-        return health  # of a request that was sent before
+        return health  # evidence from a request sent earlier
     if len(health.strikes) < rules.strikes:
         health = replace(health, strikes=health.strikes | {evidence.request})
     if len(health.strikes) < rules.strikes and health.state is State.UP:

@@ -1,9 +1,9 @@
-"""All replicas, and which of them may be sent requests.
+"""All replicas, and which of them may get requests.
 
-What is known of a replica has two sources. Probes poll it every few seconds (`/health`, `/metrics`, and `/v1/models`
+Knowledge about a replica has two sources. Probes poll it every few seconds (`/health`, `/metrics`, and `/v1/models`
 before it is admitted). The relay reports the outcome of requests; a refused connection takes effect immediately, so
 that the next request goes to another replica before any probe has run. Any other failure may be due to the request, so
-it only wakes the probe, and may be a strike. `backends.health` says what follows from either.
+it only wakes the probe, and may be a strike. `backends.health` decides what follows from either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Joining:
-    """A replica that is about to join the pool, and the result of its first probe; none if it did not end in time."""
+    """A replica about to join the pool, and the result of its first probe; None if that did not end in time."""
 
     watch: Watch
     result: ProbeResult | None = None
@@ -53,28 +53,28 @@ class Joining:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Listener:
-    """Who hears what becomes of the replicas of a pool. Each event does nothing unless a subclass overrides it."""
+    """Gets events of a pool's replicas. Each handler does nothing unless a subclass overrides it."""
 
     def went_down(self, backend: Backend) -> None:
-        """Handle that a replica went down: its requests can be retried. One that is ejected may still answer."""
+        """Handle that a replica went down: its requests can be retried. An ejected one may still answer."""
 
     def became_ready(self, backend: Backend) -> None:
-        """Handle that a replica may be sent more requests than before."""
+        """Handle that a replica may get more requests than before."""
 
     def was_ejected(self, backend: Backend, duration_s: float, reason: str) -> None:
-        """Handle that a replica was ejected on evidence that this process has; not by `Ejected`."""
+        """Handle that a replica was ejected on this process's own evidence, not by `Ejected`."""
 
     def engine_changed(self, backend: Backend, change: EngineChange) -> None:
-        """Handle a change that an engine went through, as its metrics show."""
+        """Handle an engine's change, as its metrics show it."""
 
     def difference_changed(self, backend: Backend) -> None:
-        """Handle that the `difference` of a replica is new, another one or gone."""
+        """Handle that the `difference` of a replica appeared, changed or disappeared."""
 
     def reported_implausible(self, backend: Backend, what: str) -> None:
-        """Handle that a replica reported what cannot be; `what` is its name."""
+        """Handle that a replica reported an impossible value; `what` names it."""
 
     def books(self, backend: Backend) -> Books:
-        """Return what the books of this process say of its requests at a replica."""
+        """Return what this process knows about its requests at a replica."""
         return Books(backend.read_s)
 
 
@@ -101,21 +101,21 @@ class Pool:
         probe: Callable[[Backend, float], Probe] = Probe,
     ) -> None:
         self.rules = rules  # health checks and ejection
-        self._probe = probe  # factory of a replica's probe, called with the replica and the time-out in seconds
+        self._probe = probe  # factory of a probe from a replica and a time-out in seconds
         self._by_model: dict[str, list[Backend]] = {}
         self._watches: dict[tuple[str, str], Watch] = {}
         for backend in backends:
             self._by_model.setdefault(backend.model, []).append(backend)
             watch = Watch(backend, probe(backend, rules.timeout_s), rules)
             self._watches[backend.model, backend.name] = watch
-        self.recovery = Recovery(rules.slow_start_s)  # the replicas on their way back
+        self.recovery = Recovery(rules.slow_start_s)  # the replicas that recover
         self._listener = Listener()
-        self.unlike = Unlike()  # in what engines of a model differ
+        self.unlike = Unlike()  # how engines of a model differ
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
 
     def listen(self, listener: Listener) -> None:
-        """Register the listener, which needs the relay and so cannot exist before the pool."""
+        """Register the listener; it needs the relay, so it cannot exist before the pool."""
         self._listener = listener
 
     async def start(self) -> None:
@@ -127,8 +127,8 @@ class Pool:
     async def wait_until_probed(self, timeout_s: float) -> None:
         """Wait until every replica has been probed once, for at most `timeout_s` seconds.
 
-        A worker gets its share of new connections as soon as it listens, and would refuse requests until it knows
-        which replicas are up.
+        A worker gets its share of new connections as soon as it listens, and would refuse requests until it knows which
+        replicas are up.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -148,9 +148,9 @@ class Pool:
     # Replicas that come and go.
 
     async def probe(self, backends: Iterable[Backend], rules: HealthRules, timeout_s: float) -> list[Joining]:
-        """Probe replicas that are about to join, all at once, for at most `timeout_s` seconds.
+        """Probe replicas that are about to join, concurrently, for at most `timeout_s` seconds.
 
-        The caller passes the result to `update`, or closes the probes.
+        The caller must pass the result to `update`, or close the probes.
         """
         probes = [(backend, self._probe(backend, rules.timeout_s)) for backend in backends]
         joining = [Joining(Watch(backend, probe, rules)) for backend, probe in probes]
@@ -166,8 +166,8 @@ class Pool:
     def update(self, backends: Collection[Backend], joining: Iterable[Joining], rules: HealthRules) -> None:
         """Replace the replicas and the rules.
 
-        A replica that leaves gets no further requests and no probes. What the relay reports of its requests in flight
-        is accepted until `forget`. A replica that is drained stays so if another one takes its name.
+        A replica that leaves gets no further requests and no probes; the relay may report on its requests in flight
+        until `forget`. A drained name stays drained if another replica takes it.
         """
         self.rules = rules
         self.recovery.slow_start_s = rules.slow_start_s
@@ -185,13 +185,13 @@ class Pool:
             self.unlike.compare(members)
         for each in joining:
             self._admit(each.watch)
-        for each in joining:  # which may send requests, to any of them
+        for each in joining:  # which may send requests to any replica
             if each.result is not None:
                 self._judge(each.watch, each.result)
                 each.watch.probed.set()
 
     def forget(self, backend: Backend) -> None:
-        """Drop what is known of a replica that left and whose requests have ended."""
+        """Drop what is known about a replica that left and whose requests have ended."""
         watch = self._watches.get((backend.model, backend.name))
         if watch is not None and watch.has_left:  # else another replica has the name
             del self._watches[backend.model, backend.name]
@@ -236,29 +236,29 @@ class Pool:
         return [backend for backend in self._by_model.get(model, ()) if backend.health.state is State.UP]
 
     def watch(self, backend: Backend) -> Watch:
-        """Return what is known of a replica."""
+        """Return the watch of a replica."""
         return self._watches[backend.model, backend.name]
 
     # Evidence: from the relay, from other gateway processes, and from an operator.
 
     def report_failure(self, backend: Backend) -> None:
-        """Probe a replica now, since a request failed there, perhaps through a fault of its own."""
+        """Probe a replica now, as a request failed there, perhaps by its own fault."""
         self.watch(backend).wake.set()
 
     def report_timeout(self, backend: Backend, request: int, message: str) -> None:
-        """Record that a replica did not answer in time, which alone is no evidence: it may be slow.
+        """Record that a replica did not answer in time; alone, that is no evidence, as it may be slow.
 
-        It is a strike if the engine has no metrics that could show it at work, or reports that it has no request.
+        It is a strike if the engine has no metrics that could show it at work, or reports no requests.
         """
         self.report_failure(backend)
         if not self.watch(backend).is_at_work:
             self.report(backend, Strike(request, message))
 
     def report(self, backend: Backend, evidence: Evidence) -> bool:
-        """Follow evidence of a replica's health; return whether its state is another one."""
+        """Apply evidence of a replica's health; return whether its state changed."""
         watch, now_s = self.watch(backend), time.monotonic()
         if watch.backend is not backend:
-            return False  # it has left, and another one has its name
+            return False  # it has left, and another has its name
         if isinstance(evidence, Strike | Unreachable):
             watch.wake.set()
             watch.probe.was_refused |= isinstance(evidence, Unreachable)
@@ -275,13 +275,13 @@ class Pool:
         return after.state is not before.state
 
     def report_success(self, backend: Backend) -> None:
-        """Record a request for inference that the replica served, or whose answer it has begun if it is on trial."""
+        """Record a request for inference that the replica served or, on trial, began to answer."""
         health = backend.health
         if health.state is _RECOVERING or health.strikes:
             self.report(backend, Served())
 
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
-        """Take in the result of a probe."""
+        """Apply the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
         if result.engine is not None and result.engine.started_s == watch.ending_s:
             result = ProbeResult("another engine is started in its place", is_certain=True)
@@ -307,7 +307,7 @@ class Pool:
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
     def _follow(self, watch: Watch, before: Health) -> None:
-        """Make it known that the health of a replica is another one than before."""
+        """Announce a change of a replica's health."""
         backend, was = watch.backend, before.state
         state, reason = backend.health.state, backend.health.reason
         if state is not was:
@@ -329,5 +329,5 @@ class Pool:
                 self._listener.became_ready(backend)
 
 
-# The members of an enumeration are looked up on each use, and there is one for each request.
+# Every use looks up an enumeration's member, and every request uses this one.
 _RECOVERING: Final = State.RECOVERING

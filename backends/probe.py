@@ -1,4 +1,4 @@
-"""Health probe of a replica: whether it responds, whether it serves the model, and its load."""
+"""A replica's health probe: whether it responds, whether it serves the model, and its load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_NAME_CHARS: Final = 256
 _HOTTEST: Final = 100.0
 _STEADY_S: Final = 5.0
 _LOOKS: Final = 8
-"""Connections that show whether several engines share an address: of two in no order, one in 128 times they do not."""
+"""Connections to see whether several engines share an address; with two in random order, 1 in 128 such looks misses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class ProbeResult:
     refused: bool = False  # whether nothing listens at the address, which is certain
     is_certain: bool = False  # whether no second probe is needed to confirm the problem
     late: bool = False  # whether it did not answer in time
-    status: int | None = None  # with which it refused; None if it did not
-    said: Said | None = None  # what its engine says of itself; None if that was not heard
-    is_new: bool = False  # whether that is another engine than the one that was known
+    status: int | None = None  # of its refusal; None without one
+    said: Said | None = None  # what its engine reports about itself; None if not heard
+    is_new: bool = False  # whether that is a different engine from the known one
     is_proven: bool = False  # whether the engine has answered a request
     engine: EngineMetrics | None = None  # the engine's metrics; None if it has no such page
-    serves: tuple[str, ...] = ()  # what it serves in place of its model
-    # What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
-    # not read to its end.
+    serves: tuple[str, ...] = ()  # what it serves instead of its model
+    # Impossible values it reported, which were ignored: fields of `EngineMetrics`, or `metrics` for a page that was not
+    # read to its end.
     ignored: tuple[str, ...] = ()
 
 
 class Probe:
-    """The HTTP health probe of one replica; of a backend whose model is "", it takes the first that is served."""
+    """The HTTP health probe of one replica; if the backend's model is "", it takes the first one served."""
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self.model = backend.model
@@ -77,12 +77,12 @@ class Probe:
             headers=headers,
             timeout=timeout_s,
         )
-        self.processes = Processes()  # those that answer at the address
-        self.was_refused = False  # whether there was no connection since an engine was last heard
-        self._created: tuple[object, float, float] = None, 0.0, 0.0  # of the model; when first and last read
+        self.processes = Processes()  # the processes that answer at the address
+        self.was_refused = False  # whether a connection failed since an engine last answered
+        self._created: tuple[object, float, float] = None, 0.0, 0.0  # model's creation time; when first and last read
 
     async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
-        """Probe the replica; `prove` has its engine answer a request too."""
+        """Probe the replica; with `prove`, its engine must also answer a request."""
         known = self._backend.engine.said
         try:
             status = await self._health()
@@ -108,16 +108,16 @@ class Probe:
         self._client.timeout = httpx.Timeout(timeout_s)
 
     async def default_temperature(self) -> float | None:
-        """Ask the engine for the temperature of a request without one, with a request for one token.
+        """Learn the engine's default temperature from a request for one token.
 
-        The Responses API repeats the sampling parameters that a request was given. Nothing is stored at the engine.
+        The Responses API echoes a request's sampling parameters. The engine stores nothing.
         """
         body = {"model": self.model, "input": "Hi", "max_output_tokens": 1, "store": False}
         document = as_json(await self.request("POST", "/v1/responses", body))
         return finite(document.get("temperature"), _HOTTEST) if isinstance(document, dict) else None
 
     async def request(self, method: str, path: str, body: object = None, most_bytes: int = 1 << 20) -> bytes:
-        """Return the answer to a request, if its status is 200; else nothing."""
+        """Return the answer to a request if its status is 200; else b""."""
         try:
             status, answer = await fetch(self._client, path, most_bytes, method=method, body=body)
         except httpx.HTTPError:
@@ -125,7 +125,7 @@ class Probe:
         return answer if status == httpx.codes.OK else b""
 
     async def has_response(self, response_id: str) -> bool | None:
-        """Return whether the engine holds a stored response; None if it does not tell."""
+        """Return whether the engine has a response stored; None if it does not tell."""
         try:
             async with self._client.stream("GET", f"/v1/responses/{response_id}") as answer:
                 return {200: True, 404: False}.get(answer.status_code)
@@ -140,12 +140,12 @@ class Probe:
         return ""
 
     async def meets_several(self) -> bool:
-        """Return whether several engines answer at the address, as their metrics over some connections show."""
+        """Return whether several engines answer at the address, judged by their metrics over several connections."""
         processes = Processes()
         try:
             pages = [(await self._metrics())[0] for _ in range(_LOOKS)]
         except httpx.HTTPError:
-            return False  # what it does in time, its probe tells
+            return False  # its probe reports such failures
         return any(processes.take(page, 0.0)[1] for page in pages if page is not None) or processes.are_several
 
     async def close(self) -> None:
@@ -153,15 +153,15 @@ class Probe:
         await self._client.aclose()
 
     async def _health(self) -> int:
-        """Return the status of `/health`, whose body says nothing."""
+        """Return the status of `/health`; its body says nothing."""
         async with self._client.stream("GET", "/health") as answer:
             with contextlib.suppress(UnboundedError):
                 async for _ in parts_of(answer, _MOST_HEALTH_BYTES):
-                    pass  # read, so that the connection can be used again
+                    pass  # read it, so that the connection can be reused
             return answer.status_code
 
     async def _list_models(self, known: Said, *, is_needed: bool) -> ProbeResult:
-        """Read what the engine serves; what is vague changes nothing of what is known, unless it is needed."""
+        """Read what the engine serves; an unclear answer leaves `known` unchanged, unless one is needed."""
         try:
             result = self._listed(*await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES))
         except UnboundedError as error:
@@ -173,7 +173,7 @@ class Probe:
         return result if is_needed or result.is_certain or result.said is not None else ProbeResult(said=known)
 
     def _listed(self, status: int, body: bytes) -> ProbeResult:
-        """Return what an answer of `/v1/models` says."""
+        """Parse an answer of `/v1/models`."""
         if status in {401, 403}:
             hint = "its api_key is not accepted" if self._backend.api_key else "set the backend's api_key"
             return ProbeResult(f"/v1/models answered {status}: {hint}", is_certain=True, status=status)
@@ -184,10 +184,10 @@ class Probe:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             adapters = {printable(str(card["id"])): card for card in cards if card.get("parent")}
             models = {printable(str(card["id"])): card for card in cards if not card.get("parent")}
-            served = adapters | models  # of one name, the model
+            served = adapters | models  # on a name clash, the model wins
             self.model = self.model or next(iter(models), "")
             card = served.get(self.model, {})
-            card_bytes = len(orjson.dumps(card))  # which is not nested too deeply to be written
+            card_bytes = len(orjson.dumps(card))  # parsed, so not nested too deeply to serialize
         except (ValueError, KeyError, TypeError, AttributeError):
             return ProbeResult("/v1/models did not answer with a list of models")
         names = tuple(models)
@@ -205,7 +205,7 @@ class Probe:
         return ProbeResult(said=Said(card, context_tokens, names, frozenset(loaded)))
 
     async def _hear(self, known: Said, listed: Said) -> ProbeResult:
-        """Read the metrics; ask a new engine for the rest of what it says of itself."""
+        """Read the metrics; ask a new engine for the rest of what it reports about itself."""
         page, ignored = await self._metrics()
         page, is_other = (None, None) if page is None else self.processes.take(page, time.monotonic())
         is_recreated = self._is_recreated(listed, time.monotonic())
@@ -232,9 +232,9 @@ class Probe:
         return None
 
     async def _metrics(self) -> tuple[EngineMetrics | None, tuple[str, ...]]:
-        """Return the metrics page, None without one, and what in it cannot be.
+        """Return the metrics page, None without one, and the names of its impossible values.
 
-        The next request gets another connection: where several engines share an address, one shows but one of them.
+        The next request gets a new connection: where several engines share an address, one connection shows only one.
         """
         reader = MetricsReader()
         try:
@@ -243,13 +243,13 @@ class Probe:
                     return None, ()
                 async for part in parts_of(answer, MOST_PAGE_BYTES):
                     reader.feed(part)
-        except (UnboundedError, httpx.ReadTimeout):  # a page that takes long is no failed health check
+        except (UnboundedError, httpx.ReadTimeout):  # a slow page is no failed health check
             return None, ("metrics",)
         page = reader.metrics()
         return page, () if page is None else page.ignored
 
     async def _prove(self, result: ProbeResult) -> ProbeResult:
-        """Send the engine a request for one token; an error proves nothing, as of an engine for embeddings."""
+        """Send the engine a request for one token; an error proves nothing, as an embeddings engine may return one."""
         body = {"model": self.model, "prompt": "Hi", "max_tokens": 1}
         try:
             status, _ = await fetch(self._client, "/v1/completions", _MOST_CARD_BYTES, method="POST", body=body)
@@ -258,7 +258,7 @@ class Probe:
         return replace(result, is_proven=status == httpx.codes.OK)
 
     def _is_recreated(self, said: Said, now_s: float) -> bool:
-        """Return whether the model's time of creation is another one; most engines write the time of the answer."""
+        """Return whether the model's creation time changed; most engines report the time of the answer instead."""
         created = None if said.card is None else said.card.get("created")
         before, first_s, last_s = self._created
         self._created = created, first_s if created == before else now_s, now_s
@@ -266,13 +266,13 @@ class Probe:
 
 
 def _lasting(said: Said) -> object:
-    """Return what an engine says of its model that stays as long as it runs."""
+    """Return what an engine reports about its model that stays constant while it runs."""
     card = {} if said.card is None else said.card
     return said.served, {key: value for key, value in card.items() if key not in {"created", "permission"}}
 
 
 def as_json(text: bytes) -> Any:
-    """Return a document; None for what is none."""
+    """Parse JSON; return None if it is invalid."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -280,7 +280,7 @@ def as_json(text: bytes) -> Any:
 
 
 def misnamed(model: str, serves: Sequence[tuple[str, ...]]) -> str:
-    """Return what is wrong with the name of a model that none of its engines serves, where all serve the same; else "".
+    """Return what is wrong with a model's name if all its engines serve the same other names; else "".
 
     Examples
     --------
@@ -299,7 +299,7 @@ def misnamed(model: str, serves: Sequence[tuple[str, ...]]) -> str:
 
 
 def _unconnected(error: httpx.ConnectError) -> ProbeResult:
-    """Return why there is no connection; also for a name that does not resolve, or a certificate."""
+    """Return why a connection failed, including unresolved names and TLS errors."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, socket.gaierror | ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

@@ -1,8 +1,8 @@
-"""Which replicas a request may be sent to while some of them come back into service.
+"""Which replicas may get a request while some of them return to service.
 
-A replica that comes back from an ejection is given one request at a time until it has served one (half-open, in the
-words of circuit breakers). It and a replica that was down then get a share of the load that grows with time, because
-the caches of an engine that has just started are empty.
+A replica that returns from an ejection gets one request at a time until it has served one (half-open, in terms of
+circuit breakers). It and any replica that was down then get a growing share of the load, because an engine that has
+just started has empty caches.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Recovery:
     """The replicas that recover, and how many requests each of them may have."""
 
     def __init__(self, slow_start_s: float) -> None:
-        # Seconds until a replica may have as many requests as the others; 0 for at once.
+        # Seconds until a replica may have as many requests as the others; 0: immediately.
         self.slow_start_s = slow_start_s
-        # Their requests on trial, by model and name; empty most of the time, which the request path checks first.
+        # Their requests on trial, by model and name; usually empty, which the request path checks first.
         self.replicas: dict[tuple[str, str], int] = {}
 
     def follow(self, backend: Backend) -> None:
-        """Follow a replica while it recovers."""
+        """Track a replica while it recovers."""
         key = backend.model, backend.name
         if backend.health.state is State.RECOVERING:
             self.replicas.setdefault(key, 0)
@@ -44,11 +44,11 @@ class Recovery:
         return (backend.model, backend.name) in self.replicas and backend.health.is_on_trial
 
     def begin_trial(self, backend: Backend) -> None:
-        """Count a request on trial that is sent."""
+        """Count a request sent on trial."""
         self._count(backend, 1)
 
     def end_trial(self, backend: Backend) -> None:
-        """Discount a request on trial that has ended. If the replica is not proven yet, the next one is a trial too."""
+        """Discount a request on trial that has ended. If the replica is still unproven, the next one is a trial too."""
         self._count(backend, -1)
 
     def _count(self, backend: Backend, more: int) -> None:
@@ -59,7 +59,7 @@ class Recovery:
     def candidates(
         self, members: Sequence[Backend], tried: Collection[str], *, may_try: bool, now_s: float | None = None
     ) -> list[Backend]:
-        """Return the replicas that may be sent a request, in the order of `members`."""
+        """Return the replicas that may get a request, in the order of `members`."""
         now_s = time.monotonic() if now_s is None else now_s
         left = [backend for backend in members if backend.name not in tried]
         up = [backend for backend in left if backend.health.state is State.UP]

@@ -1,14 +1,14 @@
-"""What replicas, clients and other gateways say: numbers are believed within bounds, texts shown without effect."""
+"""Values that replicas, clients and other gateways report: numbers must be within bounds, texts are escaped."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MOST_COUNT: Final = 1 << 53
-"""Largest value of a counter: beyond it, floating point numbers, as Prometheus has them, are no counts."""
+"""Largest value of a counter: beyond it, Prometheus's floating point numbers cannot count."""
 
 MOST_CONTEXT_TOKENS: Final = 1 << 24
-"""Tokens of the longest context that a replica is believed to have."""
+"""Longest plausible context of a replica, in tokens."""
 
 
 def whole(value: object, most: int) -> int | None:
@@ -30,14 +30,14 @@ def finite(value: object, most: float, least: float = 0.0) -> float | None:
     >>> finite(2, 10.0), finite(float("nan"), 10.0), finite(10**400, 10.0)
     (2.0, None, None)
     """
-    # `int | float` would be built on each call. A comparison with NaN is false, one with a huge integer is exact.
+    # Each call would build `int | float`. Comparisons with NaN are false, those with a huge integer exact.
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
         return float(value)
     return None
 
 
 def printable(text: str) -> str:
-    r"""Return a text as it may be shown in a line: what steers a terminal, or ends the line, as an escape.
+    r"""Escape what controls a terminal or ends the line in a text.
 
     Examples
     --------

@@ -38,7 +38,7 @@ _MEANT = {method.replace("_", ""): method for method in Method} | {
 
 
 def method_named(word: str) -> Method | None:
-    """Return the method that a word means, in any spelling and by vLLM's other names for it; None if it means none.
+    """Return the method that a word means, in any spelling or by another of vLLM's names; None if it means none.
 
     Examples
     --------
@@ -61,19 +61,19 @@ _NEEDS_MODEL = frozenset(
         Method.CUSTOM_CLASS,
     }
 )
-# Keys of other vLLM versions: allowed for a running replica, whose version may differ; not for one that we start.
+# Keys of other vLLM versions: allowed for a running replica, whose version may differ, but not for one that we start.
 _OTHER_VERSIONS = {
     "disable_by_batch_size": "use num_speculative_tokens_per_batch_size, such as [[1, 16, 5], [17, 256, 0]]",
     "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
 _LOSSY: Final = frozenset({"fly", "synthetic"})
-"""Values of `rejection_sample_method` with which drafts change answers: 0.33's `fly`, and that for measurements."""
+"""Values of `rejection_sample_method` with which drafts change answers: 0.33's `fly`, and the one for measurements."""
 Release = tuple[int, int]
 REMOVED: Final[Mapping[Method, Release]] = {Method.MEDUSA: (0, 33), Method.MLP_SPECULATOR: (0, 33)}
-"""The releases of vLLM from which on there is a method no more."""
+"""The releases of vLLM that removed a method."""
 _ADDED: Final[Mapping[str, Release]] = {"enable_adaptive_verification": (0, 30)}
-"""Keys of a speculative config, and the first releases that know them."""
+"""Keys of a speculative config, and the first release that knows each."""
 PASSED_ON = frozenset(
     {
         *("draft_sample_method", "draft_tensor_parallel_size", "draft_load_config", "use_heterogeneous_vocab"),
@@ -84,7 +84,7 @@ PASSED_ON = frozenset(
     }
 )
 """Keys of vLLM 0.32 that the gateway only passes on."""
-# vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: the engine dies at another one.
+# vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: any other k crashes the engine.
 _NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
@@ -96,8 +96,8 @@ BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]
 class SpeculativeConfig(CheckedModel):
     """vLLM's `--speculative-config`: the keys that the gateway itself reads; all others are passed on unchanged.
 
-    A key that is close to one of vLLM 0.32's is refused as a typo. Their types and rules are those of
-    `vllm/config/speculative.py`, which documents the keys and sets the defaults of absent ones.
+    A key close to one of vLLM 0.32's is refused as a typo. Types and rules are those of `vllm/config/speculative.py`,
+    which documents the keys and sets the defaults of absent ones.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class SpeculativeConfig(CheckedModel):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an issue for each key that is close to one of vLLM's."""
+        """Yield an issue for each key that looks like a typo of one of vLLM's."""
         known = {*cls.model_fields, *PASSED_ON}
         for key in data:
             if key == "tensor_parallel_size":
@@ -151,12 +151,12 @@ class SpeculativeConfig(CheckedModel):
 
 
 def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Issue]:
-    """Return the keys that `method` needs and `config` lacks, and those in `config` that `method` does not allow.
+    """Return issues for keys that `method` needs but `config` lacks, and for those that it does not allow.
 
     Parameters
     ----------
     config
-        The raw `speculative_config`, not yet validated; None if there is none.
+        The raw `speculative_config`, not yet validated; None without one.
     served
         True for an engine that the gateway starts, which needs a complete configuration.
 
@@ -205,7 +205,7 @@ def is_lossy(config: Mapping[str, Any]) -> bool:
 
 
 def release_of(version: str) -> Release | None:
-    """Return the release that a version of vLLM belongs to; None if it is not told.
+    """Return the release that a version of vLLM belongs to; None if unknown.
 
     Examples
     --------
@@ -217,7 +217,7 @@ def release_of(version: str) -> Release | None:
 
 
 def release_notes(method: Method, config: Mapping[str, Any], version: str = "") -> Iterator[str]:
-    """Yield what a method and its config are in a version of vLLM otherwise than in others; of later ones if unknown.
+    """Yield how a vLLM version differs from others on a method and its config; for an unknown one, later changes.
 
     Examples
     --------
@@ -252,14 +252,14 @@ def serve_config(method: Method, config: SpeculativeConfig | None) -> dict[str, 
 
 
 def _is_name_of(method: Method, name: object) -> bool:
-    """Return whether vLLM's `name` means `method`: also n-gram's GPU proposer, and the older names of MTP."""
+    """Return whether vLLM's `name` means `method`, including n-gram's GPU proposer and MTP's older names."""
     if method is Method.NGRAM and name == "ngram_gpu":
         return True
     return name == method or (method is Method.MTP and str(name).endswith("_mtp"))
 
 
 def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
-    """Yield combinations of valid values that vLLM refuses at start."""
+    """Yield combinations of valid values that vLLM rejects at start."""
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low is not None and high is not None and low > high:
         yield Issue(("prompt_lookup_min",), f"greater than prompt_lookup_max, {high}")

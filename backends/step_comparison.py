@@ -1,4 +1,4 @@
-"""Tokens per step: those that the answers of an engine show, compared with those that it counts."""
+"""Compares the tokens per step that an engine's answers show with those that it counts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from backends.engine_metrics import EngineMetrics
 
 _WINDOW_S: Final = 20.0
 _WINDOW_TOKENS: Final = 2000
-"""Least seconds and tokens of a window, so that answers which began before it or end after it matter little."""
+"""Least seconds and tokens of a window, so that answers across its bounds matter little."""
 _LEAST_WINDOWS, _MOST_WINDOWS = 8, 30
 _STUDENT: Final = 5.41
-"""Quantile of 0.9995 of Student's distribution with 7 degrees of freedom; with more windows it is too much."""
+"""The 0.9995 quantile of Student's distribution with 7 degrees of freedom; conservative with more windows."""
 _LEAST: Final = 0.02
-"""Least difference of the logarithms: beyond noise at first, and as measured later."""
+"""Least difference of the logarithms: first beyond noise, later as measured."""
 
 
 class Counts(NamedTuple):
-    """Tokens, and the steps that gave them, each counted once for each sequence: by the engine, and by answers."""
+    """Tokens and the steps that gave them, counted once per sequence: by the engine, and by answers."""
 
     tokens: float
     steps: float
@@ -35,7 +35,7 @@ class Counts(NamedTuple):
 class Difference(NamedTuple):
     """A difference beyond noise."""
 
-    # shown, counted: tokens per step that the answers show, and that the engine has counted for them.
+    # shown, counted: tokens per step as the answers show, and as the engine counted for them.
     shown: float
     counted: float
 
@@ -47,10 +47,10 @@ class Difference(NamedTuple):
 class StepComparison:
     """The comparison of one engine.
 
-    Both are read in windows. An engine also serves others, and answers that do not show their steps: each of their
-    tokens took between 1 / `most_per_step` and one step, so what the engine counted for the answers seen is only known
-    between two bounds, which are one where there are no others. Outside of them lies a difference, if it is larger than
-    the noise between windows.
+    It reads both values in windows. An engine also serves other clients, and answers that do not show their steps: each
+    of those tokens took between 1 / `most_per_step` and one step. What the engine counted for the answers seen thus
+    lies between two bounds, which coincide without other tokens. A value beyond these bounds is a difference if it
+    exceeds the noise between windows.
 
     Examples
     --------
@@ -64,18 +64,18 @@ class StepComparison:
     """
 
     def __init__(self) -> None:
-        self.difference: Difference | None = None  # the present one; None if there is none
+        self.difference: Difference | None = None  # the current one; None if there is none
         self._windows: deque[Counts] = deque(maxlen=_MOST_WINDOWS)
         self._before: Counts | None = None
         self._began_s = 0.0
 
     def restart(self) -> None:
-        """Begin anew, as with another engine."""
+        """Start over, as for a new engine."""
         self.difference, self._before = None, None
         self._windows.clear()
 
     def add(self, engine: EngineMetrics, answered: tuple[float, float], most_per_step: int, now_s: float) -> bool:
-        """Add a reading; return whether `difference` was computed anew."""
+        """Add a reading; return whether `difference` was recomputed."""
         if engine.steps is None:
             return False
         now = Counts(engine.generation_tokens, engine.steps, *answered)
@@ -95,7 +95,7 @@ class StepComparison:
         return True
 
     def figures(self, most_per_step: int) -> dict[str, float] | None:
-        """Return tokens per step as shown, between which bounds as counted, and the share of others; None at first."""
+        """Return tokens per step as shown, the bounds of those counted, and the share of others; None at first."""
         if not self._windows:
             return None
         total = self._total()
@@ -123,7 +123,7 @@ class StepComparison:
 
 
 def _bounds(total: Counts, most_per_step: int) -> tuple[float, float]:
-    """Return between which tokens per step an engine has counted those answers that showed theirs."""
+    """Return the bounds of the tokens per step that an engine counted for the answers that showed theirs."""
     others = max(0.0, total.tokens - total.answered_tokens)
     seen = total.tokens - others
     most = min(seen, total.steps - others / most_per_step)

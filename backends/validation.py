@@ -1,4 +1,4 @@
-"""Validation issues of the pool file and of options: where, what is wrong, and a hint."""
+"""Validation issues of the pool file and of options: a path, what is wrong, and a hint."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _EXPECTED = {
 
 
 class UsageError(Exception):
-    """Options or files that a command cannot use; the message says how to correct them.
+    """Options or files that a command cannot use; the message says how to fix them.
 
-    Raised before the command has done anything; the CLI prints it and exits with status 2.
+    Raised before the command does anything; the CLI prints it and exits with status 2.
     """
 
 
@@ -45,7 +45,7 @@ class Issue:
 
     path: Path  # keys and list indexes from the root of the validated settings to the error
     message: str  # what is wrong, without values that could be secrets
-    hint: str = ""  # how to correct it; empty if the message already says so
+    hint: str = ""  # how to fix it; empty if the message already says so
     at_key: bool = False  # whether the key itself is wrong, not its value
 
     def below(self, *path: str | int) -> Issue:
@@ -53,19 +53,19 @@ class Issue:
         return replace(self, path=(*path, *self.path))
 
     def __str__(self) -> str:
-        """Return one line: where, what and the hint."""
+        """Return one line: path, message and hint."""
         text = f"{'.'.join(map(str, self.path))}: {self.message}" if self.path else self.message
         return f"{text}; {self.hint}" if self.hint else text
 
 
 class CheckedModel(BaseModel):
-    """Base of settings: unknown keys are errors, and all errors are raised together, each with its path."""
+    """Base class of settings: unknown keys are errors, and it raises all errors together, each with its path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield conflicts between the keys of `data`, whose values may have the wrong types."""
+        """Yield conflicts between keys of `data`, whose values may have wrong types."""
         yield from ()
 
     @model_validator(mode="wrap")
@@ -103,7 +103,7 @@ def _suggestion(word: str) -> str:
 
 
 def error_of(title: str, issues: Sequence[Issue]) -> ValidationError:
-    """Return a pydantic error that carries `issues` (at least one) with their paths, for validators to raise."""
+    """Return a pydantic error, for validators to raise, that carries `issues` (at least one) with their paths."""
     return ValidationError.from_exception_data(
         title,
         [
@@ -123,7 +123,7 @@ def error_of(title: str, issues: Sequence[Issue]) -> ValidationError:
 def issues_of(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
     """Return the issues in `error`, which was raised while validating `model`.
 
-    Values are left out, since they may be secrets; the exception is an unknown word where a fixed set is expected.
+    Omits values, as they may be secrets, except an unknown word where a fixed set is expected.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def issues_of(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
     expected a whole number
     """
     issues = [_issue_of(details, model) for details in error.errors(include_url=False)]
-    # `metod: ngram` is one typo, so the missing `method` is not reported as well.
+    # `metod: ngram` is one typo: do not report the missing `method` as well.
     suggested = {(*issue.path[:-1], issue.hint) for issue in issues if issue.at_key}
     return [
         issue
@@ -147,7 +147,7 @@ def issues_of(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
 
 def _issue_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     path, kind, context = details["loc"], details["type"], details.get("ctx", {})
-    if path and path[-1] == "[key]":  # pydantic's mark for a mapping's key, as opposed to its value
+    if path and path[-1] == "[key]":  # pydantic's mark for a mapping's key rather than its value
         return Issue(path[:-1], _message(kind, context, details["msg"]), at_key=True)
     if kind == _TYPE:
         return Issue(path, context["message"], context["hint"], context["at_key"])

@@ -1,4 +1,4 @@
-"""The watch over one replica: its probes, and what its engine reports in them."""
+"""The watch over one replica: its probes, and what they learn from its engine."""
 
 from __future__ import annotations
 
@@ -21,59 +21,59 @@ logger = logging.getLogger(__name__)
 
 _PROBES_WHILE_LATE: Final = 5
 _LATE_SHARE: Final = 0.1
-"""Share of a probe's time-out by which the event loop may be late before the probe says nothing about the replica."""
+"""Lateness of the event loop, as a share of a probe's time-out, from which a time-out says nothing of the replica."""
 _TICK_S: Final = 0.05
 _STARTING_PAUSE_S: Final = 0.25
-"""Between two probes of a replica that has yet to start, for which the start of the gateway waits."""
+"""Pause between probes of a replica that has not started yet; the gateway's start waits for it."""
 
 
 class Watch:
-    """What is known of one replica."""
+    """What is known about one replica."""
 
     def __init__(self, backend: Backend, probe: Probe, rules: HealthRules) -> None:
         self.backend = backend
         self.probe = probe
         self.rules = rules
-        self.serves: tuple[str, ...] = ()  # what it serves in place of its model, as last probed
-        self.wake = asyncio.Event()  # set to have it probed now
-        self.probed = asyncio.Event()  # set once it has been
-        self.has_left = False  # the pool, though requests to it may be in flight
+        self.serves: tuple[str, ...] = ()  # what it serves instead of its model, as last probed
+        self.wake = asyncio.Event()  # set it to probe now
+        self.probed = asyncio.Event()  # set after the first probe
+        self.has_left = False  # left the pool, though requests to it may be in flight
         self.task: asyncio.Task[None] | None = None
         self.are_several = False  # whether several engines answer at its address
-        # When the engine there began that the gateway ends, to start one that speculates as said; None for none.
+        # Start time of the engine that the gateway is ending to start one that speculates as configured; None for none.
         self.ending_s: float | None = None
         self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
-        # Tokens of answers of the peers whose steps are known, and these steps, so far.
+        # Tokens so far of peers' answers with known steps, and those steps.
         self._answered_by_peers = 0.0, 0.0
-        self._foreign = 0  # requests in the engine that no known gateway process has sent
+        self._foreign = 0  # requests in the engine that no known gateway process sent
 
     @property
     def label(self) -> str:
-        """The replica's name, for people."""
+        """The replica's name for people."""
         return f"{self.backend.model}/{self.backend.name}"
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the replica's metrics report that it has requests."""
+        """Whether the replica's metrics report requests."""
         metrics = self.backend.engine.metrics
         return metrics is not None and metrics.running + metrics.waiting > 0
 
     @property
     def is_progressing(self) -> bool:
-        """Whether the replica's metrics have changed of late while it had requests."""
+        """Whether the replica has requests and its metrics have changed recently."""
         late_s = 2.0 * (self.rules.interval_s + self.rules.timeout_s)
         return self.is_at_work and time.monotonic() - self.backend.health.progress_at_s <= late_s
 
     def tokens_per_step(self) -> dict[str, float] | None:
-        """Return the tokens per step of late, as shown by its answers and as counted; None if not compared."""
+        """Return recent tokens per step, as its answers show them and as counted; None if not compared."""
         return self.backend.engine.comparison.figures(self._most_per_step())
 
     def hear_peers(self, in_flight: int, answered: tuple[float, float], *, recounted: int = 0) -> None:
-        """Set how many requests other gateway processes have in flight to it, and what it has answered to them."""
+        """Set the requests that other gateway processes have in flight to it, and its answers to them."""
         backend, self._answered_by_peers = self.backend, answered
         self._peers_in_flight = in_flight
         self._foreign = max(0, self._foreign - recounted)
-        # An engine that reports nothing is known by what the gateways sent.
+        # For an engine that reports nothing, count what the gateways sent.
         load, now_s, is_told = backend.load, time.monotonic(), backend.engine.metrics is None
         if is_told and in_flight:
             self._foreign = 0
@@ -84,7 +84,7 @@ class Watch:
             backend.load = replace(load, others=others)
 
     async def run(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
-        """Probe the replica again and again, and have each result judged."""
+        """Probe the replica repeatedly, and pass each result to `judge`."""
         while True:
             self.wake.clear()
             judge(self, await self.probe_now(admit=self.backend.health.state not in SERVING))
@@ -102,9 +102,9 @@ class Watch:
                 pass
 
     async def probe_now(self, *, admit: bool) -> ProbeResult:
-        """Probe the replica; whatever becomes of a probe, there is a next one, or the replica would never come back.
+        """Probe the replica; never raise, as without further probes the replica could never return.
 
-        A replica that is late while this process is late itself is probed again before it is blamed.
+        If a probe times out while this process is late itself, repeat it before blaming the replica.
         """
         for _ in range(_PROBES_WHILE_LATE):
             result, late_s = await self._probe_timed(admit=admit)
@@ -114,7 +114,7 @@ class Watch:
         return result
 
     async def _probe_timed(self, *, admit: bool) -> tuple[ProbeResult, float]:
-        """Return the result of a probe, and for how many seconds at most the event loop was late meanwhile."""
+        """Return the result of a probe, and the event loop's largest lateness meanwhile, in seconds."""
         probing, late_s = background.start("probes", self._probe_once(admit=admit), of=self.label), 0.0
         try:
             while not probing.done():
@@ -129,12 +129,12 @@ class Watch:
         try:
             async with asyncio.timeout(5.0 * self.rules.timeout_s):
                 return await self.probe.run(admit=admit, prove=self.backend.health.has_stalled)
-        except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
+        except Exception as error:  # noqa: BLE001 -- such as an OSError that httpx does not wrap
             logger.warning("a probe failed: %s", type(error).__name__)
             return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
 
     def take(self, result: ProbeResult, now_s: float) -> list[EngineChange]:
-        """Take in what an engine says of itself; return what it went through since the last time."""
+        """Store what an engine reports about itself; return its changes since the last time."""
         backend, before, page = self.backend, self.backend.engine, result.engine
         if result.said is None:
             return []
@@ -165,7 +165,7 @@ class Watch:
         return changes
 
     def _read(self, page: EngineMetrics, now_s: float) -> None:
-        """Compare what an engine counts with what was said and with its answers, and take in its load."""
+        """Compare an engine's counters with the pool file and with its answers, and store its load."""
         backend, engine = self.backend, self.backend.engine
         if compare(backend, page):
             if engine.contradictions:
@@ -192,7 +192,7 @@ class Watch:
         )
 
     def _most_per_step(self) -> int:
-        """Return the most tokens that a step gives, with all drafts accepted."""
+        """Return the most tokens that a step can give, with all drafts accepted."""
         return 1 + self.backend.draft_schedule.k
 
     def start(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
@@ -201,7 +201,7 @@ class Watch:
 
 
 def _changes(before: EngineMetrics, now: EngineMetrics) -> list[EngineChange]:
-    """Return what one engine went through between two readings of its metrics."""
+    """Return an engine's changes between two readings of its metrics."""
     if now.reloads > before.reloads:
         return [EngineChange.RELOAD]
     was_woken = now.wake_ups > before.wake_ups or (before.awake == 0 and now.awake)

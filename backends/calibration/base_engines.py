@@ -1,8 +1,8 @@
 """Measured base engines, calibrations by names like `h200/llama-3.1-70b/fp8`: step times without speculation.
 
-base_engines.csv has them, fitted by `python -m benchmarks.calibration base` to TPOT in silicon_sample.csv of
-ai-dynamo/aiconfigurator at 095f58a (Apache-2.0); base_models.csv the shapes of the models. All else is another
-calibration's, scaled to the GPU.
+base_engines.csv holds them, fitted by `python -m benchmarks.calibration base` to TPOT in silicon_sample.csv of
+ai-dynamo/aiconfigurator at 095f58a (Apache-2.0); base_models.csv holds the shapes of the models. All else comes from
+another calibration, scaled to the GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class BaseModel(NamedTuple):
     parameters_b: float
     active_b: float
     experts_b: float
-    expert_share: float  # of a layer's experts, that a token chooses
+    expert_share: float  # of a layer's experts that a token chooses
     kv_kib_per_token: float
     latent_kv: int  # whether each GPU holds all of it
     pair_mflop: float  # of attention, for a prompt token and one before it
     max_model_len: int
-    like: str  # the calibration from which all else is
+    like: str  # the calibration that supplies all else
 
 
 class BaseEngine(NamedTuple):
-    """Step times of an engine; those in seconds are fields of `StepTime`."""
+    """An engine's step times; those in seconds are fields of `StepTime`."""
 
     name: str
     model: str
@@ -51,13 +51,13 @@ class BaseEngine(NamedTuple):
     no_graph_s: float
     per_attended_s: float
     rows: int
-    figures: int  # held out; `error` and `most` are of these, as in `Measured`
+    figures: int  # held out; `error` and `most` are over these, as in `Measured`
     error: float
     most: float
 
 
 def _rows(name: str, kind: type[_Row]) -> dict[str, _Row]:
-    """Return the rows of a table of the package by their first column."""
+    """Return the rows of one of the package's tables, keyed by their first column."""
     text = resources.files("backends.calibration").joinpath(name).read_text(encoding="utf-8")
     types = get_type_hints(kind)
     rows = [kind(**{key: types[key](value) for key, value in row.items()}) for row in csv.DictReader(text.splitlines())]

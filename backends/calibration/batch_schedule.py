@@ -1,4 +1,4 @@
-"""The best k for each batch size, as few ranges of vLLM's `num_speculative_tokens_per_batch_size`."""
+"""The best k for each batch size, in as few ranges of `num_speculative_tokens_per_batch_size` as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.speculation import Method
 
 Floats = npt.NDArray[np.float64]
 Range = tuple[int, int, int]
-"""`(first, last, k)`: batch sizes, both ends included, and the tokens that are drafted for them."""
+"""`(first, last, k)`: batch sizes, both ends included, and the tokens drafted for them."""
 
 SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 
@@ -23,20 +23,20 @@ TOLERANCE: Final = 0.001
 """Share of the throughput that merging ranges may cost at a batch size."""
 
 UNSPLIT_ROWS: Final = 64
-"""Rows of queries that FlashAttention 2 computes at once, of which a verified draft fills few."""
+"""Query rows that FlashAttention 2 computes at once; a verified draft fills few of them."""
 
 SCHEDULED: Final = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
-"""Methods for which a schedule of k is worth anything.
+"""Methods that can gain from a schedule of k.
 
-The drafts of others cost next to nothing, are as long as they are likely, or are made in one pass.
+The others' drafts cost next to nothing, are only as long as they are likely, or take one pass.
 """
 
 
 def unsplit_reads(context: Any, longest: Any) -> tuple[Any, Any, Any]:
-    """Return how often a step that verifies drafts takes the costs of its context, of which the longest time counts.
+    """Return how often a step that verifies drafts pays each cost of its context; the longest time counts.
 
-    Those are `per_context_token_s`, `per_unsplit_token_s` and `per_attended_s` of `StepTime`. For arrays, and compiled
-    for numbers.
+    The costs are `per_context_token_s`, `per_unsplit_token_s` and `per_attended_s` of `StepTime`. Takes arrays; when
+    compiled, numbers.
     """
     return context, longest, UNSPLIT_ROWS * context
 
@@ -44,7 +44,7 @@ def unsplit_reads(context: Any, longest: Any) -> tuple[Any, Any, Any]:
 def tokens_s(step: Any, tokens: Any) -> Any:
     """Return the seconds of a step without those of its requests and their context; see `StepTime`.
 
-    For arrays, and compiled for numbers, with the record of a simulated replica in place of `step`.
+    Takes arrays; when compiled, numbers, with the record of a simulated replica as `step`.
     """
     below = np.minimum(tokens, step.knee_tokens)
     return (
@@ -57,7 +57,7 @@ def tokens_s(step: Any, tokens: Any) -> Any:
 
 
 def context_s(step: StepTime, context: Floats, longest: Floats | float, *, unsplit: bool) -> Floats:
-    """Return the seconds that the context in the KV cache takes, shape of `context`; see `StepTime`.
+    """Return the seconds that reading the context in the KV cache takes, shape of `context`; see `StepTime`.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def goodput(
 
 
 def with_ranges(config: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return a speculative config that drafts so many tokens; one k for all batch sizes needs no schedule.
+    """Return a speculative config that drafts by these ranges; a single range needs no schedule.
 
     Examples
     --------
@@ -131,11 +131,10 @@ def with_ranges(config: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str,
 
 
 def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:
-    """Return the fewest ranges of batch sizes in which every k is as good as the best one, or nearly so.
+    """Return the fewest ranges of batch sizes in which each k is the best one, or nearly so.
 
-    A k may stand for a batch size if it loses at most `tolerance` there and is within one of the best. Among the
-    schedules with the fewest ranges, that with the least loss is returned. Found by dynamic programming over batch
-    sizes.
+    A k suits a batch size if it loses at most `tolerance` there and differs from the best k by at most 1. Of the
+    schedules with the fewest ranges, the one with the least loss wins. Uses dynamic programming over batch sizes.
 
     Examples
     --------
@@ -146,7 +145,7 @@ def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:
     loss = 1.0 - goodput / goodput.max(axis=1, keepdims=True)
     ks = np.arange(goodput.shape[1])
     loss[(loss > tolerance) | (np.abs(ks - best[:, None]) > 1)] = math.inf
-    # Batch sizes count by their logarithm: 1 to 2 as much as 128 to 256.
+    # Weight batch sizes logarithmically: 1 to 2 counts as much as 128 to 256.
     loss *= np.log1p(1.0 / np.arange(1.0, len(loss) + 1))[:, None]
     cost = np.where(np.isinf(loss[0]), math.inf, 1.0 + loss[0] / _FEWEST)
     came_from = np.empty(loss.shape, np.int64)
@@ -162,7 +161,7 @@ def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:
 
 
 _FEWEST: Final = 100.0
-"""A range costs as much as all losses together could: log(longest batch) is far less than this."""
+"""Cost of a range, more than all losses together: log(longest batch) is far less than this."""
 
 
 def _merged(chosen: Sequence[int]) -> list[Range]:

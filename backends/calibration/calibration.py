@@ -24,14 +24,13 @@ ELSEWHERE: Final = (
 )
 """TPOT of base engines, as `python -m benchmarks.calibration base TABLE` and `scaled` print it."""
 OUTSIDE_S: Final = 0.0045
-"""What vLLM 0.19 was later with the first token on H100 and H200 than its steps say, in the median of eleven loads.
-
-Half of them predict the others within 5%. Those of vLLM 0.32 on a CPU are 2.3 to 4.2 ms late, one at a time.
+"""How much later than its steps say vLLM 0.19 sent the first token on H100 and H200, in the median of eleven loads.
+Half of the loads predict the others within 5%. vLLM 0.32 on a CPU is 2.3 to 4.2 ms late, one request at a time.
 """
 
 
 class Kind(StrEnum):
-    """Kinds of text. Acceptance was measured on the first five; the others use the nearest one that was measured."""
+    """Kinds of text. Acceptance was measured on the first five; the others use the nearest measured kind."""
 
     CHAT = "chat"
     CODE = "code"
@@ -52,7 +51,7 @@ _NEAREST = {
 
 
 def nearest_kind(kind: str, available: Container[Kind]) -> Kind:
-    """Return the kind of text in `available` that is nearest to `kind`; chat for an unknown one.
+    """Return the kind of text in `available` nearest to `kind`; chat for an unknown one.
 
     Examples
     --------
@@ -80,13 +79,13 @@ class StepTime(_Sourced):
     + per_context_token * context + overhead. A step that drafts takes `speculation_overhead_s` more, and one with more
     than `graph_tokens`, the size of the largest captured graph, `no_graph_s` (0 tokens: no limit is known).
 
-    A mixture of experts reads those that its tokens chose, each `expert_share` of them:
-    experts * (1 - (1 - expert_share) ** tokens). `per_attended_s` is added for each pair of a computed prompt token and
-    a token before it.
+    A mixture of experts reads the experts that its tokens choose, `expert_share` of them per token:
+    experts * (1 - (1 - expert_share) ** tokens). Each pair of a computed prompt token and a token before it adds
+    `per_attended_s`.
 
-    FlashAttention 2 splits no context among blocks of threads in a step that verifies drafts. It then takes at least
-    `per_unsplit_token_s` for each token of the longest, and, as 64 rows are computed for few, 64 `per_attended_s` for
-    each token of all.
+    In a step that verifies drafts, FlashAttention 2 does not split a context among thread blocks. It then takes at
+    least `per_unsplit_token_s` per token of the longest context and, as it computes 64 rows for few, 64
+    `per_attended_s` per token of all contexts.
     """
 
     base_s: Seconds
@@ -109,13 +108,13 @@ class Drafting(_Sourced):
     """Time that drafting adds to a step.
 
     base + verify_share * verify + passes * (per_pass + per_request * drafting requests + per_context_token * their
-    context). The passes are k, or 1 if all positions are drafted in parallel, and the first of them, which reads what
-    the step before it accepted, takes as long as `first_passes`. A step of adaptive verification takes `adaptive_s`
+    context). There are k passes, or 1 if all positions are drafted in parallel. The first pass reads what the previous
+    step accepted, and takes as long as `first_passes` later ones. A step of adaptive verification takes `adaptive_s`
     more.
     """
 
     unmeasured_ms: tuple[float, float] | None = None
-    """What it took elsewhere, in milliseconds a step, if it was not measured with this target and machine."""
+    """Range measured elsewhere, in milliseconds per step, if not measured with this target and machine."""
 
     base_s: Seconds = 0.0
     per_pass_s: Seconds = 0.0
@@ -127,7 +126,7 @@ class Drafting(_Sourced):
     parallel: bool = False
 
     def passes(self, k: int) -> float:
-        """Return how many of the later passes drafting k tokens takes as long as."""
+        """Return the time of drafting k tokens, in units of one later pass."""
         return (1 if self.parallel else k) - 1 + self.first_passes if k else 0.0
 
 
@@ -144,32 +143,32 @@ class _Curve(_Sourced):
 
 
 class Progress(_Curve):
-    """Shift of the acceptance logit as an answer grows: linear between the given output tokens, constant beyond."""
+    """Shift of the acceptance logit as an answer grows: linear between the given tokens, constant beyond."""
 
     output_tokens: tuple[int, ...] = Field(min_length=1)
     logit_shifts: tuple[float, ...] = Field(min_length=1)
 
 
 class ContextShift(_Curve):
-    """Shift of the acceptance logits as the context grows: linear in its log2 between those given, constant beyond."""
+    """Shift of the acceptance logits as the context grows: linear in log2 between given points, constant beyond."""
 
     tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)  # of context before a step, ascending
-    # At each of them by draft position, shape (contexts, positions); the last also holds for further positions.
+    # By context and draft position, shape (contexts, positions); the last also holds for further positions.
     logit_shifts: tuple[Annotated[tuple[float, ...], Field(min_length=1)], ...] = Field(min_length=1)
-    known_to_tokens: int = Field(ge=1)  # the longest context that was measured
+    known_to_tokens: int = Field(ge=1)  # the longest context measured
 
 
 class Acceptance(_Sourced):
     """Acceptance of a model's drafts at temperature 0."""
 
-    # Probability that the draft at position 1, 2, ... is accepted if those before it were. For further positions see
-    # `rates_to`.
+    # Probability that the draft at position 1, 2, ... is accepted if those before it were. See `rates_to` for further
+    # positions.
     by_position: tuple[Rate, ...] = Field(min_length=1)
     request_spread: float = Field(ge=0)  # standard deviation between requests of the logits of these probabilities
-    progress: Progress | None = None  # change of the logits over an answer; None if none was measured
-    # What adaptive verification knows of a draft token before it is verified. Each token has a hardness, uniform in [0,
-    # 1), and is accepted if this is below its rate; the engine knows it to within a window of this width, at a random
-    # place. None: it knows the rates alone.
+    progress: Progress | None = None  # change of the logits over an answer; None if not measured
+    # What adaptive verification knows about a draft token before verifying it. A token's hardness is uniform in [0, 1);
+    # the token is accepted if its hardness is below its rate. The engine knows the hardness to within a randomly placed
+    # window of this width. None: it knows only the rates.
     confidence_window: float | None = Field(default=None, gt=0)
 
 
@@ -177,13 +176,13 @@ class MethodCalibration(CheckedModel):
     """The costs and acceptance of one method."""
 
     drafting: Drafting  # time of drafting
-    taken_from: str = ""  # another calibration, if it was not measured with this target and machine
-    # Acceptance by kind of text; empty for methods that are replayed on the text.
+    taken_from: str = ""  # another calibration, if not measured with this target and machine
+    # Acceptance by kind of text; empty for methods replayed on the text.
     acceptance: dict[Kind, Acceptance] = Field(default_factory=dict)
-    acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
-    # How acceptance changes with the context, or its name in context_shifts.yaml; None if it was not seen to change.
+    acceptance_like: Method | None = None  # the method whose acceptance stands in, if none was published for this one
+    # How acceptance changes with the context, or a name in context_shifts.yaml; None if no change was seen.
     context: ContextShift | None = None
-    drafter_limit: DrafterLimit | None = None  # the longest context of the head that was measured
+    drafter_limit: DrafterLimit | None = None  # the longest context of the measured head
     # weights_gib, kv_kib_per_token: weights of the draft, and its KV cache per token.
     weights_gib: float = Field(default=0.0, ge=0)
     kv_kib_per_token: float = Field(default=0.0, ge=0)
@@ -206,10 +205,10 @@ class Temperature(_Curve):
     temperatures: tuple[float, ...] = Field(min_length=1)
     factors: tuple[Share, ...] = Field(min_length=1)
     default: float = Field(default=1.0, ge=0)
-    """What a request without a temperature takes: the target's generation_config.json, or vLLM's default of 1.0."""
+    """For requests that set none: from the target's generation_config.json, or vLLM's default of 1.0."""
 
     def factor(self, temperature: float) -> float:
-        """Return the factor by which acceptance at temperature 0 is multiplied."""
+        """Return the factor on the acceptance at temperature 0."""
         if temperature <= self.temperatures[0]:
             return self.factors[0]
         for (low, high), (at_low, at_high) in zip(pairwise(self.temperatures), pairwise(self.factors), strict=True):
@@ -234,21 +233,21 @@ class Scheduler(_Sourced):
     max_num_seqs: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
     max_model_len: int = Field(ge=2)
-    asynchronous: bool = True  # whether the next step is decided on while one runs, with methods that allow it
+    asynchronous: bool = True  # whether a step is scheduled while the previous one runs, with methods that allow it
 
 
 class Measured(CheckedModel):
-    """With which engine step times were measured, and how far they are off on figures that they were not fitted on."""
+    """The engine on which step times were measured, and their error on held-out figures."""
 
     engine: str = Field(min_length=1)
-    figures: int = Field(default=0, ge=0)  # held out; 0: the error is not known
-    error: float = Field(default=0.0, ge=0)  # relative, in the median
-    most: float = Field(default=0.0, ge=0)  # relative, the largest
+    figures: int = Field(default=0, ge=0)  # held out; 0: error unknown
+    error: float = Field(default=0.0, ge=0)  # relative, median
+    most: float = Field(default=0.0, ge=0)  # relative, largest
     scaled_from: str = ""  # the other machine or model
-    is_own: bool = False  # whether it was measured on the machine that it is used for
+    is_own: bool = False  # whether it was measured on the machine it is used for
 
     def __str__(self) -> str:
-        """Return engine and error in words."""
+        """Return the engine and the error in words."""
         error = f"off by {self.error:.1%} in the median, {self.most:.0%} at most, on {self.figures} figures held out"
         error = error if self.figures else "its error on other figures is not known"
         if self.is_own:
@@ -270,18 +269,18 @@ class Calibration(CheckedModel):
     439746
     """
 
-    name: str  # in the package; of a file, its path
+    name: str  # in the package; for a file, its path
     target: str
     hardware: str
     precision: Precision = Precision.BF16  # of the target's weights
-    measured: Measured | None = None  # None: of a file that does not say, or fitted to records, whose replay says it
+    measured: Measured | None = None  # None: a file without it, or fitted to records, whose replay says it
     step: StepTime
-    outside_s: Seconds = OUTSIDE_S  # of a request outside of the engine's steps: HTTP, its tokens, other processes
+    outside_s: Seconds = OUTSIDE_S  # of a request outside the engine's steps: HTTP, tokenization, other processes
     memory: Memory
     scheduler: Scheduler
     temperature: Temperature
     methods: dict[Method, MethodCalibration]
-    methods_from: str | None = None  # another calibration, from which methods that this one does not list are taken
+    methods_from: str | None = None  # another calibration, which supplies the methods that this one lacks
 
     @model_validator(mode="after")
     def _acceptance_is_known(self) -> Self:
@@ -301,14 +300,14 @@ class Calibration(CheckedModel):
         return self.methods[method]
 
     def taken_by_others(self) -> dict[Method, MethodCalibration]:
-        """Return the methods, for a calibration that has not measured its own."""
+        """Return the methods, for use by a calibration that has not measured its own."""
         return {
             method: entry.model_copy(update={"taken_from": entry.taken_from or self.name})
             for method, entry in self.methods.items()
         }
 
     def premises(self, methods: Iterable[Method]) -> list[str]:
-        """Return for what it was measured, with its error, and what is assumed of methods that were not measured."""
+        """Return what it was measured on, its error, and the assumptions about unmeasured methods."""
         what = f"{self.name} is {self.target} in {self.precision} on {self.hardware}, {self.measured}"
         entries = {method: self.method(method) for method in dict.fromkeys(methods)}
         taken: dict[str, list[str]] = {}
@@ -337,13 +336,13 @@ class Calibration(CheckedModel):
         return by_kind[nearest_kind(kind, by_kind)]
 
     def kv_room(self, method: Method) -> tuple[float, int]:
-        """Return GiB and tokens of the KV cache beside the weights of target and draft; negative if they do not fit."""
+        """Return GiB and tokens of the KV cache next to target and draft weights; negative if these do not fit."""
         memory, draft = self.memory, self.method(method)
         room_gib = memory.gpu_gib * memory.utilization - memory.reserved_gib - (memory.weights_gib + draft.weights_gib)
         return room_gib, int(room_gib * 2**20 / (memory.kv_kib_per_token + draft.kv_kib_per_token))
 
     def kv_tokens(self, method: Method) -> int:
-        """Return the number of tokens that fit into the KV cache beside the weights of target and draft."""
+        """Return the number of tokens that fit into the KV cache next to target and draft weights."""
         _, tokens = self.kv_room(method)
         if tokens <= 0:
             raise ValueError(f"calibration {self.name!r}: no memory is left for the KV cache with {method!s}")

@@ -1,4 +1,4 @@
-"""Draft profiles: tokens drafted and accepted per step by a method, to sample steps where the text is unknown."""
+"""Draft profiles: tokens that a method drafts and gets accepted per step, to sample steps for unknown text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 _TRAINED_FOR_ONE = frozenset({Method.MTP, Method.EAGLE})
-"""Methods whose one layer, trained to draft one token from the target's state, drafts on from its own."""
+"""Methods whose single layer, trained to draft one token from the target's state, continues from its own state."""
 
 
 class LookupShares(BaseModel):
@@ -29,7 +29,7 @@ class LookupShares(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # drafted, accepted: share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
+    # drafted, accepted: share of steps that draft, and accept, at least 1, 2, ..., k tokens.
     drafted: tuple[Share, ...] = Field(min_length=2)
     accepted: tuple[Share, ...] = Field(min_length=2)
     request_spread: float = Field(ge=0)  # standard deviation between requests of the logits of both
@@ -46,7 +46,7 @@ class _Entry(BaseModel):
 
 
 def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0) -> LookupShares:
-    """Return the shares of the fitted configuration that is nearest, first in n, then in k.
+    """Return the shares of the nearest fitted configuration, first in n, then in k.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class DraftProfile:
     """Drafting and acceptance of one method on one kind of text."""
 
     # Shape (k,). If `drafted` is empty, the probability that the draft at a position is accepted if those before it
-    # were; otherwise the share of steps in which at least 1, 2, ..., k drafts are accepted.
+    # were; otherwise the share of steps that accept at least 1, 2, ..., k drafts.
     accepted: tuple[float, ...] = ()
     # Share of steps that draft at least 1, 2, ..., k tokens; empty for methods that always draft k.
     drafted: tuple[float, ...] = ()
@@ -139,11 +139,11 @@ def draft_profile(
 
 
 def rates_to(method: Method, rates: Sequence[float], k: int) -> tuple[float, ...]:
-    """Return the acceptance rates of k positions from those of the first ones; a single one holds for all.
+    """Return the acceptance rates of k positions, given those of the first few; a single one holds for all.
 
-    Rates of a layer trained for one position fall towards a floor: their logit by 0.7 of its last fall. Those of heads
-    that were trained to follow their own drafts, and of blocks, are alike: the logit of the last two, by 0.6, and of
-    0.7, where positions 4 to 8 were in all that was measured.
+    Rates of a layer trained for one position fall towards a floor: each drop of the logit is 0.7 of the one before.
+    Heads trained to follow their own drafts, and blocks, have a constant rate: its logit weighs the mean logit of the
+    last two rates by 0.6, and that of 0.7, where all measured positions 4 to 8 were, by 0.4.
 
     Examples
     --------

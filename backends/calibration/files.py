@@ -1,4 +1,4 @@
-"""Calibrations as YAML files: those of the package, by name, and any other, by its path."""
+"""Calibrations as YAML files: the package's by name, any other by its path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def paths_from(folder: Path) -> Iterator[None]:
-    """Resolve relative paths of calibrations from a folder: that of the file which names them."""
+    """Resolve relative paths of calibrations against the folder of the file that names them."""
     token = _FOLDER.set(folder)
     try:
         yield
@@ -37,7 +37,7 @@ def calibration_names() -> tuple[str, ...]:
 
 
 def known_calibrations() -> str:
-    """Return which calibrations there are, in words."""
+    """Return the available calibrations, in words."""
     engines, models = base_engines(), ", ".join(base_models())
     return (
         f"{', '.join(calibration_names())}; {len(engines)} base engines such as {next(iter(engines))}, of {models}; "
@@ -46,9 +46,9 @@ def known_calibrations() -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the name of a calibration of the package as it is, and a path, which stands for a name, in full.
+    """Return the name of a calibration of the package unchanged, or a path made absolute.
 
-    What follows `@` is a GPU, and a precision, to which the calibration is scaled.
+    After `@` comes the GPU, and optionally the precision, to scale the calibration to.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def full_name(name: str) -> str:
 
 
 def read_calibration(name: str) -> Document:
-    """Return the content of the file of a full name."""
+    """Return the content of the file with a full name."""
     path = _PACKAGE / f"{name}.yaml" if name in calibration_names() else Path(name)
     try:
         return read_yaml(read_text(path, _MOST_BYTES), {})
@@ -77,7 +77,7 @@ def read_calibration(name: str) -> Document:
 
 
 def context_shift(name: str) -> object:
-    """Return a shift of acceptance by context that context_shifts.yaml has for calibrations to name."""
+    """Return a named shift of acceptance by context from context_shifts.yaml."""
     known: dict[str, object] = read_yaml((_PACKAGE.parent / "context_shifts.yaml").read_text("utf-8"), {}).data
     if name not in known:
         raise ValueError(f"no shift by context is called {name!r}; {did_you_mean(name, known)}")

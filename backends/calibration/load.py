@@ -1,4 +1,4 @@
-"""Calibrations by their names: of the package, of files, scaled, and of base engines."""
+"""Loading calibrations by name: from the package, from files, scaled, or of base engines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SHOWN_ISSUES: Final = 5
 
 
 def load_calibration(name: str) -> Calibration:
-    """Load a calibration of the package by its name, or of a YAML file by its path; a process reads each once.
+    """Load a calibration from the package by name, or from a YAML file by path; a process reads each once.
 
-    `NAME@GPU` and `NAME@GPU:PRECISION` are scaled by the data sheets: `backends.calibration.scaling`.
+    `NAME@GPU` and `NAME@GPU:PRECISION` are scaled by the data sheets; see `backends.calibration.scaling`.
     """
     return _loaded(full_name(name))
 

@@ -17,12 +17,12 @@ _WHOLE = frozenset({Method.DSPARK, Method.DFLASH, Method.DRAFT_MODEL})
 
 PROFILE_CONTEXT: Final = 8192
 PROFILE_CONTEXT_KEY: Final = "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN"
-"""Tokens of context with which adaptive verification profiles its steps, and the variable that sets another number."""
+"""Tokens of context with which adaptive verification profiles its steps, and the variable that overrides them."""
 
 ASYNCHRONOUS = _WHOLE | {Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.MTP}
-"""Methods with which vLLM 0.32 decides on a step while the one before it runs, unless it is told not to.
+"""Methods with which vLLM 0.32 schedules a step while the previous one runs, by default.
 
-So a request that arrives while a step runs waits for that step and for the next one.
+A request that arrives during a step then waits for that step and the next one.
 """
 
 
@@ -43,10 +43,10 @@ class EngineParameters:
     step: StepTime
     drafting: Drafting
     k: int = 0  # maximum tokens drafted per step; 0 for a baseline
-    # `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
+    # `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty: always `k`.
     k_by_batch: tuple[int, ...] = ()
-    # Passes of the drafter in a step for which the schedule drafts fewer tokens: a head runs once even for none, to
-    # keep its cache, and a drafter that makes k drafts whatever the schedule says runs for all of them.
+    # Least passes of the drafter in a step, even if the schedule drafts fewer tokens: a head runs once even for none,
+    # to fill its cache, and a drafter that ignores the schedule runs for all k.
     least_passes: int = 0
     # max_num_seqs, max_num_batched_tokens, max_model_len: vLLM's limits of the same names.
     max_num_seqs: int = 256
@@ -54,15 +54,14 @@ class EngineParameters:
     max_model_len: int = 131_072
     kv_blocks: int = 16_384  # blocks of 16 tokens in the KV cache
     prefix_caching: bool = True  # whether requests share the blocks of common prefixes
-    # Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
-    # `enable_adaptive_verification`.
+    # Whether a step verifies only draft tokens worth their time, as with vLLM's `enable_adaptive_verification`.
     adaptive: bool = False
     profile_context: int = PROFILE_CONTEXT
-    drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves; None if it is not known
-    # Whether a request is admitted only if all its known tokens fit into the KV cache: vLLM's
+    drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves; None if unknown
+    # Whether the engine admits a request only if all its known tokens fit into the KV cache: vLLM's
     # `scheduler_reserve_full_isl`.
     reserves_sequence: bool = False
-    asynchronous: bool = False  # whether a step is scheduled while the one before it runs: vLLM's `async_scheduling`
+    asynchronous: bool = False  # whether a step is scheduled while the previous one runs: vLLM's `async_scheduling`
     outside_s: float = 0.0  # see `Calibration.outside_s`
 
     def __post_init__(self) -> None:
@@ -81,7 +80,7 @@ class EngineParameters:
         drafter_limit: DrafterLimit | None = None,
         profile_context: int | None = None,
     ) -> EngineParameters:
-        """Return the parameters of a method from a calibration, of which some may be others."""
+        """Return the parameters of a method from a calibration, with any overrides."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
         if adaptive and method in MODELLESS:
@@ -113,7 +112,7 @@ class EngineParameters:
 
     @property
     def longest_tokens(self) -> int:
-        """The most tokens of prompt and answer together that a request may have."""
+        """The most tokens that a request's prompt and answer may have together."""
         limit = self.drafter_limit
         return (
             min(self.max_model_len, limit.tokens - self.k)
@@ -123,6 +122,6 @@ class EngineParameters:
 
 
 def _limit(calibration: Calibration, method: Method, config: Mapping[str, Any]) -> DrafterLimit | None:
-    """Return the limit that the speculative config sets, or that of the calibration's head."""
+    """Return the limit that the speculative config sets, else that of the calibration's head."""
     tokens = config.get("max_model_len")
     return DrafterLimit(tokens, beyond_of(method)) if tokens else calibration.method(method).drafter_limit

@@ -1,4 +1,4 @@
-"""Calibrations made of others: for GPUs without one, by the data sheets of both, and for measured base engines."""
+"""Calibrations derived from others: for GPUs without one, by data sheets, and for measured base engines."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import MODELLESS, Method
 
 _LARGE_GIB = 70
-"""From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
+"""GPUs with at least this memory get large batches from vLLM, except A100 (engine/arg_utils.py of 0.32)."""
 
 _OTHER_PRECISION = " (another precision: off by 45.7% in the median, up to 130%)"
 """TPOT of other versions of the engine, as `python -m benchmarks.calibration scaled TABLE` prints it."""
 
 _UNSPLIT_LAYER_S, _LAYER_KIB = 45e-9, 4
-"""`StepTime.per_unsplit_token_s` of a layer, and its KV cache, of 8 heads of 128 as in Llama and Qwen.
+"""`StepTime.per_unsplit_token_s` of a layer, and its KV cache, with 8 heads of 128 as in Llama and Qwen.
 
 1.4 ms for 31,000 tokens on an RTX 3090 Ti: github.com/vllm-project/flash-attention pull request 190.
 """
 
-_GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
+_GPU_RESERVED_GIB = 3.0  # for activations and graphs; our estimate
 _SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
 
 
 def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calibration:
-    """Return a calibration for as many GPUs of another kind, with weights of a precision.
+    """Return a calibration for the same number of GPUs of another kind, with weights of a precision.
 
-    What is read from memory (weights, drafts, context) goes by bandwidth and bytes, what is computed by FLOP/s; what
-    the host does takes as long. `python -m benchmarks.calibration scaled TABLE` prints how far this is off.
+    Memory reads (weights, drafts, context) scale with bandwidth and bytes, computation with FLOP/s; the host's work
+    does not scale. `python -m benchmarks.calibration scaled TABLE` prints the error.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     attention = source.tflops[Precision.BF16] / target.tflops[Precision.BF16]
     step, memory = calibration.step, calibration.memory
     unsplit_s = _UNSPLIT_LAYER_S * memory.kv_kib_per_token / _LAYER_KIB
-    # Reading takes as long as computing at the knee, unless it is where all experts are read, or the graphs end.
+    # At the knee reading takes as long as computing, unless the knee is where all experts are read or the graphs end.
     waking = step.per_token_below_knee_s > step.per_token_above_knee_s
     knee_tokens = (
         step.knee_tokens if waking or step.graph_tokens else round(step.knee_tokens * bandwidth * smaller / compute)
@@ -97,7 +97,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
 
 
 def base_calibration(name: str, like: Calibration) -> Calibration:
-    """Return the calibration of a base engine, whose methods are as in that of another machine."""
+    """Return the calibration of a base engine, with the methods of another machine's calibration."""
     engine = base_engines()[name]
     model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
     like = scaled(like.model_copy(update={"methods": like.taken_by_others()}), engine.gpu, weights)
@@ -133,8 +133,8 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
 def _drafts(method: Method, entry: MethodCalibration, slower: float, bandwidth_tb_s: float) -> MethodCalibration:
     """Return a method's calibration for another bandwidth.
 
-    By it go the reading of the drafter's weights and of its context; the rest of a pass is launches, and the host's, as
-    is all of a lookup.
+    Reads of the drafter's weights and context scale with it. The rest of a pass is kernel launches and host work, as is
+    all of a lookup.
     """
     if method in MODELLESS:
         return entry
@@ -149,7 +149,7 @@ def _drafts(method: Method, entry: MethodCalibration, slower: float, bandwidth_t
 
 
 def _machine(calibration: Calibration) -> tuple[int, Gpu]:
-    """Return the number of GPUs of a calibration, and which they are."""
+    """Return the number and the kind of a calibration's GPUs."""
     machine = re.match(r"(\d+)x ([\w-]+)", calibration.hardware)
     if not machine:
         raise ValueError(

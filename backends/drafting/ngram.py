@@ -1,4 +1,4 @@
-"""Replay of vLLM's n-gram proposer on a finished text: tokens drafted and accepted by each possible step."""
+"""Replays vLLM's n-gram proposer on a finished text: tokens that each possible step drafts and accepts."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def ngram_replay(
     max_n: int,
     max_model_len: int = UNLIMITED,
 ) -> Steps:
-    """Replay prompt lookup with the algorithm of vLLM (`vllm/v1/spec_decode/ngram_proposer.py`).
+    """Replay prompt lookup with vLLM's algorithm (`vllm/v1/spec_decode/ngram_proposer.py`).
 
-    A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] for which they occur
-    earlier, and drafts up to k tokens that followed their leftmost occurrence.
+    A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] that has an earlier
+    occurrence, and drafts up to k tokens that followed the leftmost one.
 
     Examples
     --------

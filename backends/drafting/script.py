@@ -19,8 +19,8 @@ Steps = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 class Script:
     """The script of one request for the simulated engine.
 
-    Speculation does not change the text, only how many tokens a step emits. When the text is known, so is the result of
-    every step that could be taken.
+    Speculation does not change the text, only how many tokens a step emits. A known text thus determines the result of
+    every possible step.
 
     Examples
     --------
@@ -29,7 +29,7 @@ class Script:
     ([1, 1, 1], [0, 0, 0])
     """
 
-    # prompt_tokens, output_tokens: number of tokens; both at least 1.
+    # prompt_tokens, output_tokens: both at least 1.
     prompt_tokens: int
     output_tokens: int
     # Shape (output_tokens,). `emitted[i]` is the number of tokens that a step at output position i emits: accepted + 1,
@@ -37,7 +37,7 @@ class Script:
     emitted: npt.NDArray[np.int32]
     # Shape (output_tokens,). `drafted[i]` is the number of draft tokens that this step verifies; 0 without a draft.
     drafted: npt.NDArray[np.int32]
-    # `block_hashes(prompt + output)`, or of the prompt only; empty for a request that shares no prefix with others.
+    # `block_hashes(prompt + output)`, or of the prompt only; empty for a request that shares no prefix.
     prefix_blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ def plain_steps(output_tokens: int) -> Steps:
 
 
 def block_hashes(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return a chained hash for each full block of `token_ids`, which identifies the block and everything before it.
+    """Return a chained hash for each full block of `token_ids`; it identifies the block and all tokens before it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Replay of suffix decoding on finished texts, with a tree per request and one for earlier answers."""
+"""Replays suffix decoding on finished texts, with one tree per request and one for earlier answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from backends.drafting.script import Steps, plain_steps
 
 try:
-    from backends.drafting._suffix import SuffixTrees  # exists in a compiled build
+    from backends.drafting._suffix import SuffixTrees  # exists only in a compiled build
 except ImportError:
     from backends.drafting.suffix_trees import SuffixTrees
 
@@ -40,7 +40,7 @@ class SuffixCache:
     """
 
     def __init__(self, speculative_config: Mapping[str, Any] | None = None, max_model_len: int = 1 << 30) -> None:
-        config = speculative_config or {}  # as vLLM's `--speculative-config`
+        config = speculative_config or {}  # in the format of vLLM's `--speculative-config`
         depth, factor, probability, cached = (config.get(f"suffix_decoding_{name}", known) for name, known in _USUAL)
         if depth < 1 or factor < 0 or not 0 <= probability <= 1 or cached < 0:
             raise ValueError(

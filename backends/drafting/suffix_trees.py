@@ -1,6 +1,6 @@
 """The rules of suffix decoding: trees that count runs of tokens, and the replay of a text on two of them.
 
-`_suffix.c` has the same rules for compiled builds.
+`_suffix.c` implements the same rules for compiled builds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _SPLIT = 2.0**29 + 1
 
 
 def _single(number: float) -> float:
-    """Round to single precision (Veltkamp), as arctic-inference computes, so that near ties have the same winner."""
+    """Round to single precision (Veltkamp), as arctic-inference does, so that near ties have the same winner."""
     high = number * _SPLIT
     return high - (high - number)
 
 
 class _Node:
-    """The last token of a run: what follows the runs of the nodes above.
+    """The last token of a run, which extends the run of the node above it.
 
-    A leaf is a run that occurred once. It continues to the end of its text, or to the depth of the tree, so that it
-    grows at no cost.
+    A leaf is a run that occurred once. It extends to the end of its text or the depth of the tree, so that growth costs
+    nothing.
     """
 
     __slots__ = ("at", "children", "count", "ranked", "text", "token")
@@ -33,14 +33,14 @@ class _Node:
     def __init__(self, text: list[int], at: int) -> None:
         self.token = text[at]
         self.count = 1  # how often the run occurred
-        # Of a leaf: where its token is.
+        # For a leaf: where its token is.
         self.text = text
         self.at = at
         self.children: dict[int, _Node] | None = None  # None for a leaf
-        self.ranked: list[_Node] = []  # the children, the most frequent first
+        self.ranked: list[_Node] = []  # the children, most frequent first
 
     def grow(self, *, is_deepest: bool) -> None:
-        """Make a leaf a node with one leaf below."""
+        """Turn a leaf into a node with one leaf below it."""
         text, onward = self.text, self.at + 1
         self.text, self.children = [], {}
         if not is_deepest and onward < len(text):
@@ -49,14 +49,14 @@ class _Node:
 
 
 Place = tuple[_Node, int]
-"""Where a run ends: a node, and the index after the run in the text of a leaf."""
+"""Where a run ends: a node and, in a leaf's text, the index after the run."""
 
 
 def _rise(ranked: list[_Node], child: _Node) -> None:
     """Move a child whose count is about to rise by 1.
 
-    The first of those with its count goes before all with the next count, another one after all of those. This
-    reproduces the order in arctic-inference.
+    The first child with its count moves before all with the next count, any other after them. This reproduces
+    arctic-inference's order.
     """
     index = ranked.index(child)
     if index == 0:
@@ -82,7 +82,7 @@ def _fall(ranked: list[_Node], child: _Node) -> None:
 
 
 class SuffixTree:
-    """The counts of all runs of up to `depth` tokens in a number of texts, of which the newest can grow.
+    """The counts of all runs of up to `depth` tokens in several texts; only the newest can grow.
 
     Counts, and the order of equally frequent continuations, equal those of arctic-inference 0.1.1
     (`csrc/suffix_decoding/suffix_tree.cc`).
@@ -99,7 +99,7 @@ class SuffixTree:
     def __init__(self, depth: int) -> None:
         self.depth = depth  # maximum length of a run, in tokens
         self.root = _Node([0], 0)
-        self.root.children = {}  # whose order does not matter
+        self.root.children = {}  # their order does not matter
         self.begin()
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class SuffixTree:
         if len(active) > self.depth:
             active.pop()
         following = []
-        for length in range(len(active) - 1, -1, -1):  # longest first, since the leaves have already grown
+        for length in range(len(active) - 1, -1, -1):  # longest first, as the leaves have already grown
             node = active[length]
             assert node.children is not None
             child = node.children.get(token)
@@ -134,7 +134,7 @@ class SuffixTree:
         self.active = following
 
     def forget(self, text: list[int]) -> None:
-        """Subtract the counts of a text; not while the newest one grows."""
+        """Subtract the counts of a text; must not be called while the newest one grows."""
         for start in range(len(text)):
             node = self.root
             for token in text[start : start + self.depth]:
@@ -165,10 +165,10 @@ class SuffixTree:
         return node, at
 
     def follow(self, place: Place, limit: int, min_prob: float) -> tuple[float, list[int]]:
-        """Return the most frequent continuation of a place, of at most `limit` tokens, and its score.
+        """Return the most frequent continuation of a place, at most `limit` tokens long, and its score.
 
-        It ends before a token where the joint probability of its tokens is less than `min_prob`. The score is the sum
-        of these probabilities.
+        It ends before the joint probability of its tokens falls below `min_prob`. The score is the sum of these
+        probabilities.
         """
         node, at = place
         draft: list[int] = []
@@ -188,16 +188,16 @@ class SuffixTree:
             else:
                 break
             draft += more
-            for _ in more:  # _single(score + prob), whose call would take most of the time
+            for _ in more:  # _single(score + prob), inlined: a call would take most of the time
                 high = (score + prob) * _SPLIT
                 score = high - (high - (score + prob))
         return score, draft
 
 
 class SuffixTrees:
-    """A tree of the answers of earlier requests, and the replay of texts on it and on a tree of each text's own.
+    """A tree of earlier answers, and the replay of each text on it and on the text's own tree.
 
-    The parameters are those of vLLM, whose names begin with `suffix_decoding_`.
+    The parameters are vLLM's `suffix_decoding_...`.
     """
 
     def __init__(
@@ -215,14 +215,14 @@ class SuffixTrees:
         self.max_model_len = max_model_len
         self.tree = SuffixTree(max_tree_depth)
         self._cached: deque[list[int]] = deque()
-        # [m] is the maximum number of tokens of a draft for a match of m tokens
+        # [m] is the maximum length of a draft for a match of m tokens
         self._limits = [
             int(min(num_speculative_tokens, length * max_spec_factor + 1e-6, max_tree_depth - length))
             for length in range(max_tree_depth)
         ]
 
     def replay(self, text: Ints, prompt_tokens: int, learn: bool, emitted: Ints, drafted: Ints) -> None:
-        """Store what each step of a text emits and drafts, and add its answer to the tree if `learn` is set."""
+        """Store what each step of a text emits and drafts; if `learn` is set, add its answer to the tree."""
         tokens, total = text.tolist(), len(text)
         remember, local, shared = self.max_cached > 0, SuffixTree(self.depth), self.tree
         while learn and self._cached and len(self._cached) >= self.max_cached:
@@ -256,11 +256,11 @@ class SuffixTrees:
     ) -> tuple[float, list[int]]:
         """Return the best draft and its score, or `best` if no draft has a higher score.
 
-        Of drafts with equal scores, the one with the longest match wins.
+        Among equal scores, the longest match wins.
         """
         matches = min(len(tree.active) - 1, len(context))
         places = [(node, 0) for node in tree.active[1 : matches + 1]]
-        if matches == len(tree.newest):  # the match may start before the answer: only those of earlier answers do
+        if matches == len(tree.newest):  # only a match in earlier answers may start before the answer
             while matches < len(context) and (place := tree.locate(context[-matches - 1 :])):
                 places.append(place)
                 matches += 1

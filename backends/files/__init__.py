@@ -1,1 +1,1 @@
-"""Files that people write, and those of checkpoints."""
+"""Files that people write, and files of checkpoints."""

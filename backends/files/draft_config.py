@@ -1,4 +1,4 @@
-"""How long a context a draft model serves, by its configuration, as vLLM derives it from that."""
+"""The longest context of a draft model, derived from its configuration as vLLM does."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from backends.speculation import MODELLESS, Method, Release, release_of
 
 _MOST_BYTES: Final = 1 << 20
 _INNER: Final = ("transformer_layer_config", "text_config")
-"""What holds the draft's own keys: in the format of vLLM's speculators, and in models that do not only read text."""
+"""Keys that hold the draft's own keys: in the format of vLLM's speculators, and in multimodal models."""
 _LOWERS_CONTEXT: Final[Release] = (0, 33)
-"""The release of vLLM from which on a drafter with a shorter context shortens that of its engine."""
+"""From this vLLM release on, a drafter with a shorter context shortens its engine's."""
 _SCALED_ROPES: Final = frozenset({"yarn", "longrope", "su", "dynamic"})
-"""Rotary embeddings with which heads do so; draft models always do."""
+"""Rotary embeddings with which heads shorten it; draft models always do."""
 
 
 def longest_drafted(method: Method, speculative_config: Mapping[str, Any]) -> int | None:
-    """Return the longest context for which vLLM drafts: the one that was set, else that of a draft in a local folder.
+    """Return the longest context for which vLLM drafts: as configured, else that of a draft in a local folder.
 
-    An engine whose own context is shorter has no such limit. None if there is none, or it is not known.
+    An engine with a shorter context of its own never reaches it. None if there is no limit, or it is unknown.
     """
     model, most = speculative_config.get("model"), speculative_config.get("max_model_len")
     if method in MODELLESS:
@@ -35,7 +35,7 @@ def longest_drafted(method: Method, speculative_config: Mapping[str, Any]) -> in
 def context_note(
     method: Method, speculative_config: Mapping[str, Any], version: str, tokens: int | None
 ) -> Iterator[str]:
-    """Yield that a drafter, which serves some tokens if that is known, shortens its engine's context, if it does so."""
+    """Yield a note if a drafter shortens its engine's context, to `tokens` if known."""
     release = release_of(version)
     if lowers_context(method, speculative_config) and (release is None or release >= _LOWERS_CONTEXT):
         most = f"of at most {tokens:,} tokens" if tokens else "no longer than those of the draft model"
@@ -55,7 +55,7 @@ def context_of(path: Path) -> int | None:
     config = _read(path)
     tokens = whole(config.get("max_position_embeddings"), MOST_CONTEXT_TOKENS)
     kind, factor = _rope_of(config)
-    if tokens and kind in {"linear", "dynamic"}:  # other kinds are part of the length already, or none of it
+    if tokens and kind in {"linear", "dynamic"}:  # other kinds are already in the length, or do not change it
         tokens = int(tokens * factor)
     elif tokens and kind in {"longrope", "su"}:
         tokens = whole(config.get("original_max_position_embeddings"), MOST_CONTEXT_TOKENS) or tokens
@@ -63,7 +63,7 @@ def context_of(path: Path) -> int | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return the draft's own keys of a `config.json`; none if it cannot be read."""
+    """Return the draft's own keys in a `config.json`; empty if it cannot be read."""
     try:
         config = orjson.loads(read_file(path, _MOST_BYTES))
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _rope_of(config: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the kind of a draft's rotary embeddings, and their factor."""
+    """Return the kind and the factor of a draft's rotary embeddings."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return "", 1.0

@@ -1,7 +1,7 @@
-"""Reading files: regular ones only, and never more than a bound.
+"""Bounded reads of regular files.
 
-What is not a regular file may never end, or never answer. A file on a mount that does not answer holds up its reader
-all the same: where an event loop runs, files are read in a thread.
+Reading anything else may never end, or never return. Even a regular file blocks its reader if its mount does not
+answer: next to an event loop, read files in a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _KINDS: Final = {
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """Return the bytes of a regular file of at most so many.
+    """Return the content of a regular file of at most `most_bytes`.
 
     Raises
     ------
     OSError
-        If it cannot be read, is not a regular file, or has more bytes. Its `strerror` says so.
+        If it cannot be read, is not a regular file, or is larger; `strerror` says which.
     """
     check_regular(path, os.stat(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING)) as file:
@@ -39,7 +39,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """Return the text of a regular file in UTF-8; see `read_file`."""
+    """Return the text of a regular UTF-8 file; see `read_file`."""
     try:
         return read_file(path, most_bytes).decode()
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def check_regular(path: Path, found: os.stat_result) -> None:
-    """Raise an error if what was found at a path is not a regular file."""
+    """Raise `OSError` if the object at a path is not a regular file."""
     if stat.S_ISDIR(found.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):

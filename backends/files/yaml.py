@@ -13,7 +13,7 @@ from backends.validation import Issue, Path
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
-_TEXTS = {_TAG + kind for kind in ("str", "timestamp", "value")}  # dates stay as they are written
+_TEXTS = {_TAG + kind for kind in ("str", "timestamp", "value")}  # dates stay as written
 _PLAIN = {_TAG + kind for kind in ("null", "bool", "int", "float", "map", "seq")}
 _MAX_NODES = 100_000  # nested aliases can expand a short file exponentially
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
@@ -37,7 +37,7 @@ class Document:
     issues: list[tuple[Position, Issue]] = field(default_factory=list)
 
     def position(self, issue: Issue) -> Position:
-        """Return the position of the key or value of `issue`, or of its nearest parent in the file."""
+        """Return the position of the key or value of `issue`, else of its nearest parent in the file."""
         path = issue.path
         if not issue.at_key and path in self.values:
             return self.values[path]
@@ -49,8 +49,8 @@ class Document:
 def read_yaml(text: str, environ: Mapping[str, str]) -> Document:
     """Read one YAML document, limited to strings, numbers, booleans, lists and mappings.
 
-    In strings, `${NAME}` is replaced by that variable of `environ`, `${NAME:-default}` by the default if the variable
-    is unset or empty, and `$${` by a literal `${`. The value of a variable is always a string, never parsed as YAML; an
+    In strings, `${NAME}` expands to that variable of `environ`, `${NAME:-default}` to the default if the variable is
+    unset or empty, and `$${` to a literal `${`. A variable's value is always a string, never parsed as YAML; an
     unquoted value that expands to nothing is null. Keys are not expanded.
 
     Examples
@@ -105,7 +105,7 @@ class _Reader:
             self._open.discard(id(node))
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a visit of a node, of which aliases and merges can cause many more than the file has nodes."""
+        """Count a visit to a node; aliases and merges can cause many more visits than the file has nodes."""
         self._nodes += 1
         if self._nodes > _MAX_NODES:
             raise yaml.MarkedYAMLError(problem="too large, with its aliases", problem_mark=node.start_mark)

@@ -1,1 +1,1 @@
-"""HTTP/1.1 client of the relay."""
+"""The relay's HTTP/1.1 client."""

@@ -1,4 +1,4 @@
-"""The address of a backend, and how it is connected to."""
+"""A backend's address, and how to connect to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Address:
     port: int
     authority: bytes  # value of the `Host` header
     tls: bool = False
-    path: str | None = None  # path of a Unix socket, which replaces host and port; None for TCP
+    path: str | None = None  # path of a Unix socket, used instead of host and port; None for TCP
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -49,14 +49,14 @@ class Address:
 
 
 def host_and_port(host: str, port: int | str) -> str:
-    """Return an address as URLs have it: `10.0.0.1:8000`, `[::1]:8000`."""
+    """Return an address as in URLs: `10.0.0.1:8000`, `[::1]:8000`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def connect(
     address: Address, protocol: asyncio.Protocol, timeout_s: float, tls: ssl.SSLContext | None
 ) -> UpstreamError | None:
-    """Connect a protocol to an address; return why that is not possible."""
+    """Connect a protocol to an address; return the error if that fails."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
@@ -75,6 +75,6 @@ async def connect(
         if cause.errno in _EXHAUSTED:
             return UpstreamError("exhausted", f"could not be reached: the gateway is out of resources ({cause})")
         return UpstreamError("connect", f"refused the connection ({cause})")
-    except Exception as cause:  # noqa: BLE001 -- a name that is none, say: the call has to end, whatever it is
+    except Exception as cause:  # noqa: BLE001 -- such as an invalid name: the call must end in any case
         return UpstreamError("connect", f"could not be connected to ({cause!r})")
     return None

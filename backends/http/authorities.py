@@ -1,4 +1,4 @@
-"""Whom connections to `https` addresses trust."""
+"""Certificate authorities for connections to `https` addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.validation import UsageError
 
 @functools.cache
 def trusted() -> ssl.SSLContext:
-    """Return the authorities of the system, or of `SSL_CERT_FILE`; reading them takes 17 ms, and is done once."""
+    """Return the authorities of the system or of `SSL_CERT_FILE`, read once, as that takes 17 ms."""
     if file := os.environ.get("SSL_CERT_FILE"):
         try:
             check_regular(Path(file), os.stat(file))

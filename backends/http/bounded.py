@@ -1,4 +1,4 @@
-"""Reading an answer of a replica within a bound, whatever it sends."""
+"""Bounded reads of a replica's answers, whatever it sends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import httpx
 
 PLAIN = {"accept-encoding": "identity"}
-"""Headers of requests whose answers are read here: what is compressed cannot be bounded before it is unpacked."""
+"""Headers of requests whose answers are read here: the size of a compressed body is unknown until it is unpacked."""
 
 
 class UnboundedError(httpx.HTTPError):
-    """An answer is longer than any should be, or compressed although that was not asked for."""
+    """An answer is longer than any should be, or compressed without being asked."""
 
 
 async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[bytes]:
@@ -30,7 +30,7 @@ async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[byt
 async def fetch(
     client: httpx.AsyncClient, path: str, most_bytes: int, *, method: str = "GET", body: object = None
 ) -> tuple[int, bytes]:
-    """Return the status and the body of an answer to a request, with `body` as JSON; raise what `parts_of` does.
+    """Send a request, with `body` as JSON; return status and body of the answer, or raise what `parts_of` does.
 
     The client's headers should include `PLAIN`.
     """

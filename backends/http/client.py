@@ -1,10 +1,9 @@
 """The relay's HTTP/1.1 client: asyncio protocols and httptools.
 
-An answer is passed to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. Connections are kept
-alive and reused, newest first, until they have been idle for so long that a balancer between may have dropped them
-without a word. If the backend closes a reused connection before the first byte of an answer (the
-keep-alive race), the request is sent again on a new connection. A request that must not be sent twice never uses an old
-connection.
+It passes an answer to callbacks (`Receiver`) as its bytes arrive; nothing is copied or queued. It keeps connections
+alive and reuses them, newest first, until they have been idle so long that a load balancer may have dropped them
+silently. If the backend closes a reused connection before the first byte of an answer (the keep-alive race), the
+request is sent again on a new connection. A request that must not be sent twice never uses an old connection.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _now_s: Final = time.monotonic
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
-"""Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
+"""Consecutive bytes allowed without any of a body: heads, interim answers, chunk extensions, trailers."""
 _MOST_IN_A_TURN_BYTES: Final = 1 << 16
-"""Bytes of an answer that are parsed before other connections have their turn; more than that may be read at once."""
+"""Bytes of an answer parsed before other connections get their turn; a single read may return more."""
 
 
 class Connection:
-    """One connection to a backend, which carries one call at a time.
+    """One connection to a backend; carries one call at a time.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
     """
@@ -44,12 +43,12 @@ class Connection:
         self._headers: HeaderList = []
         self._status = 0
         self._until_close = False
-        self._head_passed = False  # the receiver has got the head
-        self._first: bytes | None = None  # the first bytes of an answer, while they are parsed
-        self._fresh = True  # nothing of the answer has been parsed
+        self._head_passed = False  # whether the receiver has the head
+        self._first: bytes | None = None  # first bytes of an answer while they are parsed
+        self._fresh = True  # whether nothing of the answer has been parsed
         self._bare_bytes = 0  # received since the last byte of a body
-        self._rest = b""  # received, but for the next turn; nothing more is read meanwhile
-        self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
+        self._rest = b""  # received, but left for the next turn; reading is paused meanwhile
+        self._is_free = False  # whether another call may follow if this read ended with the answer
         self.closed = False
         self.idle_since_s = 0.0  # by `time.monotonic`
 
@@ -60,12 +59,12 @@ class Connection:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the answer, which calls the receiver."""
+        """Parse bytes of the answer, and so call the receiver."""
         call = self._call
         if call is None:  # data on an idle connection belongs to no request
             self.close()
             return
-        if self._rest:  # what TLS had read before the pause
+        if self._rest:  # TLS had already read this before the pause
             self._rest += data
             return
         call.answered = True
@@ -87,13 +86,13 @@ class Connection:
         self._parse(data)
 
     def _parse_rest(self) -> None:
-        """Parse what was left for this turn, and read on after the last of it."""
+        """Parse the bytes left for this turn, and resume reading after the last of them."""
         if not self._rest or (self._call is not None and self._call.paused):
             return
         data, self._rest = self._rest[:_MOST_IN_A_TURN_BYTES], self._rest[_MOST_IN_A_TURN_BYTES:]
         try:
             self._parse(data)
-        except Exception:  # the event loop fails the connection only if it was called for what was read
+        except Exception:  # the event loop closes the connection only if `data_received` raises
             self._fail("broken", "gave an answer that could not be handled")
             raise
         if self._call is None or not self._call.paused:
@@ -121,7 +120,7 @@ class Connection:
             self._fail("garbage", f"sent an invalid HTTP/1.1 answer ({error})")
 
     def eof_received(self) -> bool:
-        """Return False, so that the transport closes itself and calls `connection_lost`."""
+        """Return False: the transport then closes itself and calls `connection_lost`."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,7 +137,7 @@ class Connection:
         self._parser = self._transport = None  # breaks a reference cycle, so that the garbage collector is not needed
 
     def pause_writing(self) -> None:
-        """Do nothing: a request is written at once, and its size was limited when it was read."""
+        """Do nothing: a request is written in one piece, and its size was limited when it was read."""
 
     def resume_writing(self) -> None:
         """Do nothing, as in `pause_writing`."""
@@ -155,7 +154,7 @@ class Connection:
         self._until_close = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store one header; trailers are dropped."""
+        """Store one header; drop trailers."""
         if self._head_passed:
             return
         name = name.lower()
@@ -180,7 +179,7 @@ class Connection:
         self._head_passed = True
         call.receiver.on_head(status, self._headers)
         if call.head_only and call.connection is not None:  # not cancelled by its receiver
-            self._complete(reusable=False)  # the parser would wait for a body, which a HEAD request never gets
+            self._complete(reusable=False)  # the parser would wait for a body, which never follows HEAD
 
     def on_body(self, data: bytes) -> None:
         """Pass bytes of the body to the receiver."""
@@ -200,7 +199,7 @@ class Connection:
     # Called by the client and its calls.
 
     def carry(self, call: Call) -> None:
-        """Send the request of a call, and pass its answer to its receiver."""
+        """Send a call's request, and pass the answer to its receiver."""
         assert self._transport is not None
         self._call, call.connection = call, self
         self._until_close = False
@@ -219,7 +218,7 @@ class Connection:
             self.pause_reading(is_paused=True)
 
     def pause_reading(self, *, is_paused: bool) -> None:
-        """Stop reading from the backend, or go on."""
+        """Pause or resume reading from the backend."""
         if self._transport is not None and not self.closed:
             if is_paused:
                 self._transport.pause_reading()
@@ -237,7 +236,7 @@ class Connection:
             self._transport.abort()
 
     def is_usable(self) -> bool:
-        """Return whether an idle connection can carry another call."""
+        """Return whether this idle connection can carry another call."""
         return self._transport is not None and not self._transport.is_closing()
 
     def _complete(self, *, reusable: bool = False) -> None:
@@ -282,7 +281,7 @@ class Call:
         self.body = body
         self.receiver = receiver
         self.head_only = head_only
-        self.once = once  # whether its connection carries no other call
+        self.once = once  # whether its connection must carry no other call
         self.whole = None if head_only or once else whole
         self.connection: Connection | None = None
         self.reused = False  # whether its connection carried another call before
@@ -291,7 +290,7 @@ class Call:
         self.connecting: asyncio.Task[None] | None = None  # the task that opens its connection; None once that is done
 
     def cancel(self) -> None:
-        """Close the connection, at which vLLM aborts the request; the receiver is not called any more."""
+        """Close the connection, so that vLLM aborts the request; the receiver is no longer called."""
         if self.connecting is not None:
             self.connecting.cancel()
             self.connecting = None
@@ -300,7 +299,7 @@ class Call:
             connection.close()
 
     def pause(self) -> None:
-        """Stop reading the answer, as when the client reads slowly."""
+        """Stop reading the answer, for example for a slow client."""
         self.paused = True
         if self.connection is not None:
             self.connection.pause_reading(is_paused=True)
@@ -326,17 +325,17 @@ class UpstreamClient:
     ) -> None:
         self.address = address  # address of the backend
         self.writes = writes  # batch in which small requests are written; None writes them immediately
-        self._connect_timeout_s = connect_timeout_s  # with name resolution and the TLS handshake
+        self._connect_timeout_s = connect_timeout_s  # including name resolution and the TLS handshake
         self._max_idle = max_idle  # maximum number of idle connections
         self._keep_alive_s = keep_alive_s  # seconds after which an idle connection is closed
         self._tls = trusted() if address.tls else None
-        self._idle: list[Connection] = []  # the longest idle first
+        self._idle: list[Connection] = []  # longest idle first
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
         self.known = KnownHead()  # of earlier answers
 
     def send(self, call: Call) -> Call:
-        """Send a request, whose answer goes to its receiver."""
+        """Send a request; the answer goes to its receiver."""
         self._close_expired()
         while self._idle and not call.once:
             connection = self._idle.pop()
@@ -348,7 +347,7 @@ class UpstreamClient:
         return call
 
     def send_anew(self, call: Call) -> None:
-        """Send a call on a new connection, as after its first one was lost in the keep-alive race."""
+        """Send a call on a new connection, for example after losing the keep-alive race."""
         call.reused = False
         call.connecting = background.start("connections", self._connect(call))
 
@@ -368,7 +367,7 @@ class UpstreamClient:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close the idle connections now, and the others when their calls end."""
+        """Close idle connections now, and the others when their calls end."""
         self._closing = True
         for connection in list(self._idle):
             connection.close()
@@ -377,7 +376,7 @@ class UpstreamClient:
             self._expiry = None
 
     def _expire(self) -> None:
-        """Close the connections that have been idle for too long, and come again for the next."""
+        """Close connections that have been idle for too long, and schedule the next run."""
         self._expiry = None
         self._close_expired()
         if self._idle:

@@ -1,4 +1,4 @@
-"""Who receives the answer of a backend, and heads of answers that repeat."""
+"""Receivers of a backend's answers, and the reuse of repeated heads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ HeaderList = list[tuple[bytes, bytes]]
 
 
 class UpstreamError(Exception):
-    """A request failed on the way to the backend or back."""
+    """A request or its answer failed on the way."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         # The label value in metrics: `connect` (no connection), `broken` (closed before the end of the answer),
-        # `garbage` (not HTTP/1.1) or `exhausted` (this process has no file or port left, which is not the backend's
-        # failure).
+        # `garbage` (not HTTP/1.1) or `exhausted` (this process has no file or port left: not the backend's fault).
         self.kind = kind
 
 
@@ -26,7 +25,7 @@ class UpstreamError(Exception):
 class Receiver(ABC):
     """Callbacks for an answer: `on_head` once, `on_data` for each part of the body, then `on_end` or `on_error`.
 
-    None of them is called after `Call.cancel`.
+    None is called after `Call.cancel`.
     """
 
     @abstractmethod
@@ -51,20 +50,20 @@ class AnswerHead:
 
     def __init__(self, status: int, headers: HeaderList) -> None:
         self.status = status
-        # The headers of the first such answer. Its `content-length` does not hold for the others.
+        # Headers of the first such answer; its `content-length` does not hold for the others.
         self.headers = headers
 
 
 class KnownHead:
-    """The head that answers of status 200 of a backend had last: one that has it too needs no parser."""
+    """The last head of a backend's answers of status 200: an answer with the same head needs no parser."""
 
     def __init__(self) -> None:
         self.head = AnswerHead(0, [])
         self._pattern: HeadPattern | None = None
-        self._differing = 0  # complete answers in a row that had another head
+        self._differing = 0  # consecutive complete answers with another head
 
     def body_in(self, data: bytes) -> bytes | None:
-        """Return the body of a complete answer that begins with the head; None for all else."""
+        """Return the body of a complete answer that starts with this head; None for all else."""
         pattern = self._pattern
         if pattern is None or (start := pattern.body_begins(data)) < 0 or len(data) - start != pattern.length:
             return None
@@ -72,7 +71,7 @@ class KnownHead:
         return data[start:]
 
     def learn(self, data: bytes, headers: HeaderList) -> None:
-        """Remember the head at the start of `data`; if heads keep differing, as by a request id, only every 64th."""
+        """Remember the head at the start of `data`; only every 64th if heads keep differing, say by request id."""
         self._differing += 1
         if (self._differing <= 64 or self._differing % 64 == 0) and (pattern := pattern_of(data)) is not None:
             self._pattern, self.head = pattern, AnswerHead(200, headers)
@@ -80,7 +79,7 @@ class KnownHead:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class WholeReceiver(Receiver):
-    """A receiver that also takes a complete answer in one call, if it arrived in one piece."""
+    """A receiver that can take an answer that arrived in one piece in one call."""
 
     @abstractmethod
     def on_whole(self, head: AnswerHead, body: bytes) -> None:

@@ -1,10 +1,10 @@
-"""What both ends of HTTP/1.1 share: heads as bytes, those that repeat, and writes that go together.
+"""What both ends of HTTP/1.1 share: heads as bytes, repeated heads, and batched writes.
 
-Nearly all messages on a connection have the same head, except for the value of `content-length`. The result of parsing
-one such head is valid for all that match it.
+Nearly all messages on a connection have the same head, except for the value of `content-length`. Parsing one such head
+gives the result for all that match it.
 
-A write to a socket wakes the reader at the other end and evicts much of what the next request needs from the CPU's
-caches. Consecutive writes wake a reader once for several requests and keep the caches warm. On one machine this saved
+A write to a socket wakes the reader at the other end and evicts from the CPU's caches much of what the next request
+needs. Consecutive writes wake a reader once for several requests and keep the caches warm. On one machine this saved
 a tenth of the cost of relaying a request, and a quarter with much computation per request (docs/performance.md).
 """
 
@@ -20,13 +20,13 @@ _now_s: Final = time.perf_counter
 _running_loop: Final = asyncio.get_running_loop
 _MOST_DIGITS: Final = 9
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
-_MAX_BYTES: Final = 4096  # longer heads are rare, and a pattern is kept for each connection
+_MAX_BYTES: Final = 4096  # longer heads are rare, and each connection keeps a pattern
 MAX_WAIT_S = 0.00025
-"""Seconds after which the next write flushes the batch, since an iteration of the event loop can be long."""
+"""Seconds after which the next write flushes the batch, as an iteration of the event loop can be long."""
 
 
 class HeadPattern:
-    r"""The bytes of a message head in which only the content length may differ; see `pattern_of`.
+    r"""The bytes of a message head, in which only the content length may vary; see `pattern_of`.
 
     Examples
     --------
@@ -42,12 +42,12 @@ class HeadPattern:
         self.length = length  # content length of the last head that matched, in bytes
 
     def body_begins(self, data: bytes, at: int = 0) -> int:
-        """Return the offset of the body if a complete head that matches begins at `at`, else -1."""
+        """Return the offset of the body if a complete matching head starts at `at`, else -1."""
         begins = end = at + len(self._before)
-        if data[at:begins] != self._before:  # compiled, in a quarter of the time of `startswith`
+        if data[at:begins] != self._before:  # when compiled, 4x as fast as `startswith`
             return -1
         length, most = 0, min(len(data), begins + _MOST_DIGITS)
-        while end < most and 48 <= (digit := data[end]) <= 57:  # compiled, in a third of the time of `int`
+        while end < most and 48 <= (digit := data[end]) <= 57:  # when compiled, 3x as fast as `int`
             length, end = 10 * length + digit - 48, end + 1
         after = end + len(self._after)
         if end == begins or data[end:after] != self._after:
@@ -59,7 +59,7 @@ class HeadPattern:
 def pattern_of(data: bytes) -> HeadPattern | None:
     """Return the pattern of the head at the start of `data`; None if it is incomplete or has not exactly one length.
 
-    Only for heads that a parser has accepted: their validity is not checked here.
+    Pass only heads that a parser has accepted: this function does not validate them.
     """
     end = data.find(b"\r\n\r\n", 0, _MAX_BYTES)
     if end < 0:
@@ -73,7 +73,7 @@ def pattern_of(data: bytes) -> HeadPattern | None:
 
 
 class WriteBatch:
-    """Writes held back, in order, until the end of the event loop iteration."""
+    """Writes deferred, in order, to the end of the event loop iteration."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Any, bytes]] = []
@@ -91,7 +91,7 @@ class WriteBatch:
             self.flush()
 
     def write_now(self, transport: Any, data: bytes) -> None:
-        """Write now, after the writes that wait."""
+        """Write now, after any waiting writes."""
         if self._waiting:
             self.flush()
         transport.write(data)

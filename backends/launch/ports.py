@@ -1,4 +1,4 @@
-"""TCP ports for the engines that the gateway starts."""
+"""TCP ports for engines that the gateway starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Container
 
 
 def free_port(host: str = "127.0.0.1", others: Container[int] = ()) -> int:
-    """Return a TCP port on which nothing listens, between 20000 and 32000, and none of `others`.
+    """Return a TCP port from 20000 to 32000 on which nothing listens and that is not in `others`.
 
-    The range lies below the kernel's ephemeral ports: an engine may take a minute to bind its port, and an outgoing
-    connection must not take it meanwhile.
+    The range lies below the kernel's ephemeral ports: an engine may take a minute to bind its port, and no outgoing
+    connection must take it meanwhile.
     """
     for port in random.sample(range(20000, 32000), 500):
         if port not in others and port_is_free(host, port):
@@ -23,7 +23,7 @@ def free_port(host: str = "127.0.0.1", others: Container[int] = ()) -> int:
 def port_is_free(host: str, port: int) -> bool:
     """Return whether nothing is bound to the port; True for an address of another machine.
 
-    vLLM binds with SO_REUSEPORT: on a port in use it starts without an error and gets part of the other's traffic.
+    vLLM binds with SO_REUSEPORT: on a port in use it starts without an error and takes part of the other's traffic.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

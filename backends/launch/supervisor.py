@@ -1,4 +1,4 @@
-"""Start, supervise and stop the engines that the gateway runs itself."""
+"""Starts, supervises and stops the engines that the gateway runs itself."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from backends.launch.ports import port_is_free
 from backends.reported import printable
 
 GROUP_END_S = 5.0
-"""Seconds that the other processes of an engine may take to end after its first one; then they are killed."""
+"""Seconds after the end of an engine's first process until its other processes are killed."""
 
 _POLL_S = 0.02
 _KILL_GROUP = 'read _; kill -s KILL -- "-$1"'
-"""Shell command that kills a process group once nothing holds its input open: the gateway has ended."""
+"""Shell command that kills a process group once its input closes, which means that the gateway has ended."""
 
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
-BACKOFF_RESET_S = 60.0  # an engine that was ready for so long starts again with the first backoff
+BACKOFF_RESET_S = 60.0  # after being ready this long, an engine restarts with the first backoff
 HEALTH_INTERVAL_S = 0.25
 HEALTH_TIMEOUT_S = 2.0
 UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and has no requests to finish then
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 8192
 LOG_CHECK_S = 10.0
-LOG_BYTES = 64 << 20  # at which a log is begun anew; the one before is kept beside it
+LOG_BYTES = 64 << 20  # size at which a log is rotated; the previous one is kept
 
 
 class EngineProcess:
@@ -49,11 +49,11 @@ class EngineProcess:
     def __init__(self, engine: Process, watcher: Process) -> None:
         self.pid = engine.pid
         self._engine = engine
-        self._watcher = watcher  # ends the group if this process ends in whatever way
+        self._watcher = watcher  # ends the group however this process ends
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> EngineProcess:
-        """Start a command; its output is appended to a file."""
+        """Start a command, and append its output to a file."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             engine = await asyncio.create_subprocess_exec(
@@ -67,14 +67,14 @@ class EngineProcess:
         watch = ["/bin/sh", "-c", _KILL_GROUP, "sh", str(engine.pid)]
         try:
             watcher = await asyncio.create_subprocess_exec(*watch, stdin=subprocess.PIPE, start_new_session=True)
-        except BaseException:  # nobody would know of the engine, which has the port and the GPU
+        except BaseException:  # nothing would track the engine, which holds the port and the GPU
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.pid, signal.SIGKILL)
             raise
         return cls(engine, watcher)
 
     async def wait(self) -> int:
-        """Wait until the engine and the processes of its group have ended; return its exit status."""
+        """Wait for the engine and its process group to end; return its exit status."""
         status = await self._engine.wait()
         await self._end_group()
         self._watcher.kill()
@@ -87,12 +87,12 @@ class EngineProcess:
             self._engine.terminate()
 
     def kill(self) -> None:
-        """Kill the engine; `wait` ends the others."""
+        """Kill the engine; `wait` ends the rest of its group."""
         with contextlib.suppress(ProcessLookupError):
             self._engine.kill()
 
     async def _end_group(self) -> None:
-        """End what the engine has left in its group: by SIGTERM first, as some remove shared memory then."""
+        """End what the engine left in its group, first by SIGTERM, on which some processes remove shared memory."""
         end_s = time.monotonic() + GROUP_END_S
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
@@ -114,7 +114,7 @@ def describe_exit(status: int) -> str:
 
 
 class LaunchError(Exception):
-    """An engine could not be started or did not become ready; the message ends with the last lines of its log."""
+    """An engine could not start or did not become ready; the message ends with the last lines of its log."""
 
 
 class LaunchState(StrEnum):
@@ -122,7 +122,7 @@ class LaunchState(StrEnum):
 
     STARTING = "starting"  # running, but not yet healthy
     READY = "ready"
-    BACKOFF = "backoff"  # ended; waiting to be started again
+    BACKOFF = "backoff"  # ended; waiting to restart
     STOPPED = "stopped"
 
 
@@ -135,7 +135,7 @@ class LaunchSpec:
     health_urls: tuple[str, ...]  # URLs that must all answer 200 for the engine to be ready
     env: Mapping[str, str]  # variables added to the inherited environment
     log_path: Path  # file to which its standard output and error are appended
-    startup_timeout_s: float = 300.0  # seconds to become ready; after that it is killed and started again
+    startup_timeout_s: float = 300.0  # seconds to become ready; after that it is killed and restarted
     shutdown_timeout_s: float = 25.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -157,7 +157,7 @@ class SupervisedEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of its first process; None while it does not run."""
+        """Id of its first process; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def describe(self) -> str:
@@ -166,19 +166,19 @@ class SupervisedEngine:
         return "\n  ".join([", ".join(state), f"{self.spec.log_path}:", *_last_lines(self.spec.log_path)])
 
     def start(self) -> None:
-        """Start it, and start it again whenever it ends."""
+        """Start it, and restart it whenever it ends."""
         self._is_over = False
         if self._task is None:
             self._stopping.clear()
             self._task = background.keep_running("engines", self._supervise, of=self.spec.name, stopping=self._stopping)
 
     async def stop(self) -> None:
-        """Stop it: SIGTERM, and SIGKILL after a time."""
+        """Stop it: SIGTERM, then SIGKILL after a time-out."""
         self._is_over = True
         await self._end()
 
     def change(self, spec: LaunchSpec) -> None:
-        """Start it anew as another spec says, unless it is stopped meanwhile; of several, the last one counts."""
+        """Restart it with another spec, unless it is stopped meanwhile; of several specs, the last one counts."""
         if spec != self._wanted:
             self._wanted = spec
             background.start("engines", self._restart(), of=spec.name)
@@ -228,7 +228,7 @@ class SupervisedEngine:
             self._enter(LaunchState.STOPPED, "stopped")
 
     async def _run(self) -> tuple[str, float]:
-        """Run the engine once; return how it ended and the seconds that it was ready."""
+        """Run the engine once; return how it ended and for how many seconds it was ready."""
         for address in map(urlsplit, self.spec.health_urls):
             if address.hostname and address.port and not port_is_free(address.hostname, address.port):
                 return f"port {address.port} is in use by another process", 0.0
@@ -283,7 +283,7 @@ async def _answers_200(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _bound(log: Path) -> None:
-    """Begin a log anew whenever it is long: an engine writes a line for each request and probe."""
+    """Rotate a log whenever it gets long: an engine writes a line per request and probe."""
     while True:
         await asyncio.sleep(LOG_CHECK_S)
         await asyncio.to_thread(_rotate, log)
@@ -292,11 +292,11 @@ async def _bound(log: Path) -> None:
 def _rotate(log: Path) -> None:
     if log.stat().st_size > LOG_BYTES:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-        os.truncate(log, 0)  # the engine goes on at its end
+        os.truncate(log, 0)  # the engine appends, so it continues at the new end
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of a log without reading all of it."""
+    """Return the last lines of a log without reading the whole file."""
     if not path.exists():
         return []
     with path.open("rb") as log:
@@ -305,7 +305,7 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def check_command(spec: LaunchSpec) -> None:
-    """Check that the command of an engine exists."""
+    """Raise `LaunchError` if the command of an engine does not exist."""
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
         install = "pip install '.[vllm]' in a checkout (deploy/README.md#install), or " if command == "vllm" else ""
@@ -315,23 +315,23 @@ def check_command(spec: LaunchSpec) -> None:
 class Launcher:
     """Supervisor of engines: starts them, restarts those that end, and stops them.
 
-    The process groups of the engines also end when this process is killed.
+    The engines' process groups end even if this process is killed.
     """
 
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
-        # Called with an engine's name and a line of text for each change of its state.
+        # Called on each change of an engine's state, with its name and a line of text.
         self._on_event = on_event or (lambda _name, _text: None)
         self.engines = [SupervisedEngine(spec, self._on_event) for spec in specs]
 
     async def start(self) -> None:
-        """Start all engines and return at once."""
+        """Start all engines without waiting until they are ready."""
         for engine in self.engines:
             check_command(engine.spec)
         for engine in self.engines:
             engine.start()
 
     def change(self, specs: Sequence[LaunchSpec]) -> None:
-        """Start those engines anew whose spec, by its name, is another one now."""
+        """Restart the engines whose spec, found by name, has changed."""
         wanted = {spec.name: spec for spec in specs}
         for engine in self.engines:
             if (spec := wanted.get(engine.spec.name)) is not None:
@@ -350,7 +350,7 @@ class Launcher:
             raise LaunchError(f"not ready after {limit_s:g} s:\n{engines}") from None
 
     async def stop(self) -> None:
-        """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
+        """Stop all engines: SIGTERM, then SIGKILL after `shutdown_timeout_s`; may be called again."""
         await asyncio.gather(*(engine.stop() for engine in self.engines))
 
     def _unready(self) -> list[SupervisedEngine]:

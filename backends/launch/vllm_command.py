@@ -21,7 +21,7 @@ def vllm_serve_argv(
     draft_depth: bool = False,
     flags: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the command line that serves `model` with `method` and reports what the gateway measures.
+    """Return the command line that serves `model` with `method` and reports what the gateway needs.
 
     Examples
     --------
@@ -41,13 +41,13 @@ def vllm_serve_argv(
         "--served-model-name": tuple(served_names),
         "--host": (host,),
         "--port": (str(port),),
-        "--shutdown-timeout": ("20",),  # with 0, the default, SIGTERM cuts streams and their clients hang
+        "--shutdown-timeout": ("20",),  # with the default of 0, SIGTERM cuts streams, and clients hang
         "--enable-request-id-headers": (),
         "--enable-per-request-metrics": (),
     }
     if method is not Method.BASELINE:
         defaults["--speculative-config"] = (json.dumps({"method": method.value, **speculative_config}),)
-        defaults["--per-request-spec-decode-metrics"] = ("summary",)  # a baseline does not start with this flag
+        defaults["--per-request-spec-decode-metrics"] = ("summary",)  # a baseline fails to start with this flag
     if draft_depth:
         defaults["--scheduler-cls"] = ("vllm_draft_depth.Scheduler",)
     aliases = {"-sc": "--speculative-config"}
@@ -57,7 +57,7 @@ def vllm_serve_argv(
 
 
 def flag_value(flags: Sequence[str] | None, flag: str) -> str | None:
-    """Return the value of a flag, given as `--flag value` or `--flag=value`; None if it is not given.
+    """Return the value of a flag given as `--flag value` or `--flag=value`; None if absent.
 
     Examples
     --------

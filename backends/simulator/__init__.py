@@ -1,1 +1,1 @@
-"""A simulator of vLLM that needs no GPU: one engine, behind HTTP in real time or replaying traces in virtual time."""
+"""A simulator of vLLM that needs no GPU, behind HTTP in real time or replaying traces in virtual time."""

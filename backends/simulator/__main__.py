@@ -1,8 +1,8 @@
-"""`python -m backends.simulator [FILE]`: host the replicas described by a JSON document, in one process.
+"""`python -m backends.simulator [FILE]`: host the replicas that a JSON document describes, in one process.
 
-The document is read from FILE, or from stdin if there is no FILE.
+Reads the document from FILE, or from stdin without one.
 
-Once all replicas listen, one line of JSON on stdout gives their addresses: `{"ready": [{"name": ..., "url": ...}]}`.
+Once all replicas listen, prints their addresses as one line of JSON: `{"ready": [{"name": ..., "url": ...}]}`.
 Exit status: 2 if the document is invalid (the errors are on stderr), 1 if a port is taken, 0 after SIGTERM or SIGINT.
 """
 
@@ -25,8 +25,8 @@ from backends.simulator.server.replica import ReplicaServer
 from backends.simulator.server.settings import SimulatorSettings
 from backends.simulator.text import model as text
 
-_GARBAGE_THRESHOLD = 20_000  # objects; reference counting frees nearly all garbage, so collections can be rare
-_SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from the thread that composes answers
+_GARBAGE_THRESHOLD = 20_000  # objects; reference counting frees most garbage, so collections can be rare
+_SWITCH_INTERVAL_S = 0.0005  # the event loop must quickly get the GIL back from the thread that composes answers
 
 
 async def serve(settings: SimulatorSettings) -> None:
@@ -59,10 +59,10 @@ async def serve(settings: SimulatorSettings) -> None:
     ]
     sys.stdout.write(json.dumps({"ready": ready}) + "\n")
     sys.stdout.flush()
-    # Exclude the long-lived objects from garbage collection, whose pauses would delay the streams.
+    # Exclude long-lived objects from garbage collection, as its pauses would delay the streams.
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again when it has ended
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again when it ends
         signal.signal(number, signal.SIG_IGN)
     await server.serve(sockets)
     executor.shutdown(cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Drafts of a simulated replica, and how many of their tokens are accepted."""
+"""A simulated replica's drafts, and how many of their tokens are accepted."""

@@ -1,4 +1,4 @@
-"""Acceptance of drafts of a draft model, drawn from the calibrated acceptance by position."""
+"""Acceptance of a draft model's drafts, drawn from the calibrated acceptance by position."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def model_based_replay(
     """Draw how many tokens each step of a request emits under a method with a draft model.
 
     Each output token t has a hardness u_t, uniform in [0, 1). Its draft at position j of a step is accepted if the
-    drafts before it were and u_t < a_j, so that steps that start at neighbouring positions agree with each other, as
-    recorded ones do. The a_j are the calibration's for the method and the kind of text, and fall with temperature. One
-    shift of their logits, drawn once per request, gives the observed spread between requests; others, if calibrated,
-    follow the length of the answer so far and the context.
+    drafts before it were and u_t < a_j. Steps that start at neighboring positions thus agree, as recorded ones do. The
+    a_j are the calibration's for the method and the kind of text, and fall with temperature. One shift of their logits,
+    drawn once per request, gives the observed spread between requests; others, if calibrated, follow the length of the
+    answer so far and the context.
     """
     emitted, drafted = plain_steps(output_tokens)
     if k < 1 or output_tokens < 2:

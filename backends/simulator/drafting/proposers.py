@@ -1,4 +1,4 @@
-"""The proposer of one replica, which turns a request's text into the script that its engine plays."""
+"""A replica's proposer: turns a request's text into the script that the engine plays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backends.speculation import Method
 
 
 class Proposer:
-    """The proposer of one replica; with suffix decoding it remembers the replica's earlier answers.
+    """One replica's proposer; with suffix decoding it remembers the replica's earlier answers.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class Proposer:
     ) -> None:
         config = speculative_config or {}
         calibration.method(method)
-        self.method = method  # as given to vLLM, with vLLM's defaults
+        self.method = method  # as passed to vLLM, with vLLM's defaults
         self.k = draft_tokens(method, config)
         self._calibration = calibration  # source of the acceptance of methods with a draft model
         self._rng = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ I = TypeVar("I", np.int16, np.int64)  # noqa: E741
 class Arena(Generic[I]):
     """Allocator of pieces of `data`, in lengths that are powers of two; freed pieces are reused.
 
-    `data` is replaced by a longer array when it is full, so do not keep a reference to it.
+    A longer array replaces `data` when it is full, so do not keep a reference to it.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """The KV cache.
 
-A request holds private blocks, of which only the number matters, and shared ones, identified by hash
-and counted by users. A shared block without users is free, but stays reusable until its space is needed. Shared
-blocks are nodes of a hash table; those without users are in a list from oldest to newest.
+A request holds private blocks, of which only the number matters, and shared ones, identified by hash, with a count of
+users. A shared block without users is free, but reusable until its space is needed. Shared blocks are nodes of a hash
+table; those without users are in a list from oldest to newest.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from backends.simulator.engine.state import NONE, FleetState, Record
 
 @compiled
 def _home(replica: Record, block: int) -> int:
-    """Return the preferred index entry of `block`."""
+    """Return the preferred index entry for `block`."""
     return np.int64(draws.mix(np.uint64(block)) & np.uint64(replica.mask))  # type: ignore[return-value] # int() would leave it unsigned
 
 
 @compiled
 def find(state: FleetState, replica: Record, block: int) -> int:
-    """Return the index entry that holds `block`, or the empty entry where it would go."""
+    """Return the index entry that holds `block`, or the empty entry where it belongs."""
     at = _home(replica, block)
     while True:
         node = state.index[replica.index + at]
@@ -54,7 +54,7 @@ def _forget_oldest(state: FleetState, replica: Record) -> None:
     hole = find(state, replica, state.nodes[node].hash)
     state.nodes[node].after = replica.free_node
     replica.free_node = node
-    # Linear probing: the entries after the hole move up where they may (Knuth, TAOCP 3, 6.4, algorithm R).
+    # Linear probing: entries after the hole move up where they may (Knuth, TAOCP 3, 6.4, algorithm R).
     at = hole
     while True:
         at = (at + 1) & replica.mask
@@ -70,7 +70,7 @@ def _forget_oldest(state: FleetState, replica: Record) -> None:
 
 @compiled
 def take(state: FleetState, replica: Record, count: int) -> None:
-    """Take private blocks, evicting unused prefixes if necessary; the caller has checked that they are free."""
+    """Take private blocks, evicting unused prefixes if necessary; the caller checks that enough are free."""
     replica.used += count
     while replica.used + replica.remembered > replica.kv_blocks:
         _forget_oldest(state, replica)
@@ -120,7 +120,7 @@ def publish(state: FleetState, replica: Record, request: Record) -> None:
         elif state.nodes[node].users:
             continue  # another shared block holds the same tokens
         else:
-            _unlink(state, replica, node)  # an unused block with the same tokens is replaced by the one in use
+            _unlink(state, replica, node)  # the block in use replaces an unused one with the same tokens
         state.nodes[node].users = 1
         state.blocks[request.blocks_at + request.prefix_blocks + number] = 1
         request.shared += 1
@@ -140,7 +140,7 @@ def leave(state: FleetState, replica: Record, request: Record) -> None:
         publish(state, replica, request)
     replica.used -= request.blocks - request.shared
     if request.shared:
-        # The end of a chain is released first, and so evicted first: it is useless without the rest.
+        # Release the end of a chain first, so that it is evicted first: it is useless without the rest.
         flags = request.blocks_at + request.prefix_blocks
         for number in range(request.prefix_blocks - 1, -1, -1):
             if state.blocks[flags + number]:

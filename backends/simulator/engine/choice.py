@@ -1,4 +1,4 @@
-"""The choice of an oracle, which knows how many steps each request takes."""
+"""The choice of an oracle that knows how many steps each request takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def least_delay(  # noqa: PLR0917 -- see `advance`
     prompt: int,
     output: int,
 ) -> int:
-    """Return the replica with the least delay to the next request and to those in flight; see `Fleet.least_delay`."""
+    """Return the replica that least delays the next request and those in flight; see `Fleet.least_delay`."""
     key = draws.request_key(seed, request_id)
     context = prompt + output / 2
     best, least_s = 0, np.inf

@@ -1,4 +1,4 @@
-"""Compilation of the rules of an engine."""
+"""Compilation of an engine's rules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _cache_folder() -> Path:
-    """Return where compiled code is cached: another folder for each state of the sources.
+    """Return the cache folder of compiled code, a new one for each state of the sources.
 
-    numba looks at the file of a function alone, and would not notice that one which it calls has changed.
+    numba checks only the file of a function, and would miss changes to functions it calls.
     """
     here = Path(__file__).parent
     paths = [*sorted(here.glob("*.py")), Path(batch_schedule.__file__)]
@@ -31,7 +31,7 @@ numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined] # a 
 
 
 def compiled(function: _F) -> _F:
-    """Return a function that is compiled at its first call and cached on disk.
+    """Return a function that compiles at its first call and is cached on disk.
 
     If no folder for the cache is writable, each process compiles again.
     """

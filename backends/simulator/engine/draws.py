@@ -1,4 +1,4 @@
-"""Random draws. They are numbered, not taken in turn: draw n of a request is the same whenever it is made."""
+"""Random draws, numbered rather than sequential: draw n of a request is the same whenever it is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _S27, _S30, _S31, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(
 
 @compiled
 def mix(bits: np.uint64) -> np.uint64:
-    """Return the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014; constants of Stafford's variant 13)."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014; constants of Stafford's variant 13)."""
     bits = (bits ^ (bits >> _S30)) * _MIX_1
     bits = (bits ^ (bits >> _S27)) * _MIX_2
     return bits ^ (bits >> _S31)
@@ -46,10 +46,10 @@ def request_odds(key: np.uint64, spread: float) -> float:
 
 @compiled
 def _reached(key: np.uint64, odds: float, shares: Floats, position: int, limit: int) -> int:
-    """Return how many draft positions one draw reaches, at most `limit`, given the share of steps that reach each."""
+    """Return how many draft positions one draw reaches, at most `limit`, given each position's share of steps."""
     drawn = uniform(key, 2 * position + 1)
     count = 0
-    # drawn < s', where s' is s with its odds multiplied; written without the division
+    # drawn < s', where s' is s with its odds multiplied, without the division
     while count < limit and drawn * (1.0 - shares[count] + shares[count] * odds) < shares[count] * odds:
         count += 1
     return count
@@ -71,7 +71,7 @@ def shift(profiles: Records, progress: Floats, profile: int, position: int) -> f
 
 @compiled
 def context_place(profiles: Records, context: Floats, profile: int, tokens: int) -> float:
-    """Return the place of a context among those of a profile: the number of one, and the way to the next in log2."""
+    """Return the place of a context among a profile's: the index of one, plus the fraction to the next in log2."""
     last = profiles[profile].contexts - 1
     at, log = context[profile, 0], math.log2(tokens)
     if log <= at[0]:
@@ -84,7 +84,7 @@ def context_place(profiles: Records, context: Floats, profile: int, tokens: int)
 
 @compiled
 def context_odds(context: Floats, profile: int, position: int, place: float) -> float:
-    """Return the factor on the odds of acceptance at a draft position, from 0, by the place of the context."""
+    """Return the factor on the odds of acceptance at a draft position (from 0), given the context's place."""
     shifts, number = context[profile, position + 1], int(place)
     shift = shifts[number]
     if number < place:
@@ -117,7 +117,7 @@ def draw_accepted(  # noqa: PLR0917 -- see `kernel.advance`
 ) -> int:
     """Return how many draft tokens of a step that starts at an output position are accepted.
 
-    With n-gram and suffix drafting the long drafts are the accepted ones, so one draw decides both. With a draft model
+    With n-gram and suffix drafting, long drafts are the accepted ones, so one draw decides both. With a draft model,
     each output token has its own hardness, as in `model_based_replay`.
     """
     if not profiles[profile].always:
@@ -151,7 +151,7 @@ def count_drawn(  # noqa: PLR0917 -- see `kernel.advance`
     prompt: int,
     output: int,
 ) -> int:
-    """Return how many steps a request would take if it drew them, including that of its prefill."""
+    """Return how many steps a request would draw, including its prefill's."""
     if k == 0:
         return output
     odds = request_odds(key, profiles[profile].spread)

@@ -1,4 +1,4 @@
-"""Engines that advance together in virtual time, or one engine that is stepped by its caller."""
+"""Engines that advance together in virtual time, or one engine that its caller steps."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _UNSTARTED = (0,) * (len(REQUEST.names or ()) - 17)
 class Fleet:
     """Engines that advance together in virtual time.
 
-    The random draws of a request depend only on `seed` and on its id, not on its replica or on the load. Two policies
-    that get the same requests in the same order are therefore compared on the same draws.
+    A request's random draws depend only on `seed` and its id, not on its replica or the load. Policies that get the
+    same requests in the same order are therefore compared on the same draws.
 
     Examples
     --------
@@ -56,8 +56,8 @@ class Fleet:
     def __init__(self, replicas: Sequence[SimulatedReplica], seed: int = 0, report_every_s: float = 2.0) -> None:
         if not replicas:
             raise ValueError("a fleet has at least one replica")
-        self.replicas = tuple(replicas)  # idle replicas that belong to no other fleet
-        self.seed = seed  # seed of the draws for requests without a script
+        self.replicas = tuple(replicas)  # idle, and in no other fleet
+        self.seed = seed  # of the draws for requests without a script
         parameters = [replica.parameters for replica in replicas]
         max_k = max(each.k for each in parameters)
         schedules = np.zeros((len(replicas), max(len(each.k_by_batch) for each in parameters)), np.int32)
@@ -90,10 +90,10 @@ class Fleet:
         self._profiles_of: dict[tuple[bytes, str, float], npt.NDArray[np.int64]] = {}
         self._rows_of: dict[DraftProfile, int] = {}
         self._next_id = 0
-        # Seconds between the load reports of replicas; the default is a gateway's polling interval.
+        # Seconds between replicas' load reports; the default is a gateway's polling interval.
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
-        self._profile(DraftProfile())  # profile 0: of requests with a script, where verification does not adapt
+        self._profile(DraftProfile())  # profile 0: for requests with a script, unless verification is adaptive
 
     def submit(
         self,
@@ -107,9 +107,9 @@ class Fleet:
         prefix_blocks: Sequence[int] = (),
         depth: int = UNCUT,
     ) -> int:
-        """Queue a request without a known text and return its id; its steps are drawn as they are taken.
+        """Queue a request with unknown text and return its id; its steps are drawn as they run.
 
-        At most `depth` of its draft tokens are verified in a step, with all made, as with `deploy/vllm_draft_depth`.
+        A step drafts as usual but verifies at most `depth` of the draft tokens, as with `deploy/vllm_draft_depth`.
         """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request has at least one prompt token and one output token")
@@ -131,8 +131,8 @@ class Fleet:
     ) -> int:
         """Queue a request with a known script and return its id; see `submit`.
 
-        What its acceptance depends on matters only to adaptive verification, which acts on expectations. A lower
-        `priority` is admitted first, as with vLLM's `--scheduling-policy priority`; preempted is who came last.
+        `kind` and `temperature` matter only to adaptive verification, which acts on expected acceptance. A lower
+        `priority` is admitted first, as with vLLM's `--scheduling-policy priority`; the newest request is preempted.
         """
         rows = (script.emitted, script.drafted)
         steps_at = self._steps.put(*(np.asarray(row, np.int16) for row in rows))
@@ -150,11 +150,11 @@ class Fleet:
     def advance(self, until_s: float) -> list[Completion]:
         """Begin every step that starts before `until_s`; with infinity, run until all requests have ended.
 
-        Later steps are left for the next call, so that requests that arrive at `until_s` can join them.
+        Later steps wait for the next call, so that requests that arrive at `until_s` can join them.
         """
         if until_s < self._next_report_s or math.isinf(until_s):
             return self._advance(until_s)
-        # Reports in between would never be read, so only the last one is made.
+        # Make only the last report: nothing would read those in between.
         last_s = math.floor(until_s / self._report_every_s) * self._report_every_s
         completions = self._advance(last_s)
         for replica in self.replicas:
@@ -176,9 +176,8 @@ class Fleet:
     def step(self, now_s: float) -> EngineStep | None:
         """Begin the next step of a fleet of one at `now_s`; return None if there is nothing to run.
 
-        The fleet's clock is then that of the caller, who calls again when the step has ended. Requests submitted or
-        cancelled meanwhile are taken into account then. Requests that finish in a step leave the batch when the next
-        one begins.
+        The caller keeps the clock, and calls again when the step has ended; only then do requests submitted or
+        cancelled meanwhile count. Requests that finish in a step leave the batch when the next one begins.
         """
         if len(self.replicas) > 1:
             raise ValueError("only a fleet of one is stepped")
@@ -209,7 +208,7 @@ class Fleet:
         return EngineStep(float(record["step_s"]), emissions, admitted, *(int(record[name]) for name in names))
 
     def cancel(self, request_id: int) -> None:
-        """Drop a request and free its blocks at once; does nothing if it is unknown or finished."""
+        """Drop a request and free its blocks immediately; do nothing if it is unknown or finished."""
         slot = kernel.cancel(self._state, request_id)
         if slot != NONE:
             self._complete(slot)
@@ -233,9 +232,9 @@ class Fleet:
         steps: npt.NDArray[np.int64],
         last_steps: npt.NDArray[np.int64],
     ) -> int:
-        """Return the replica on which the next request delays itself and the requests in flight least.
+        """Return the replica on which the next request least delays itself and the requests in flight.
 
-        A request shares steps with those in flight until one of them ends, and each adds seconds to the other's steps.
+        It shares steps with each request in flight until one of the two ends; each adds seconds to the other's steps.
         """
         rows = self._profiles_for(steps == DRAWN, kind, temperature)
         state = self._state
@@ -310,7 +309,7 @@ class Fleet:
         self._state = self._state._replace(requests=requests, finished=np.zeros(len(requests), np.int32))
 
     def _profile_for(self, replica: int, kind: str, temperature: float) -> int:
-        """Return the row of the draft profile of a replica for a kind of text and a temperature."""
+        """Return the row of a replica's draft profile for a kind of text and a temperature."""
         key = (replica, kind, round(temperature, 2))
         row = self._profile_of.get(key)
         if row is None:
@@ -318,7 +317,7 @@ class Fleet:
         return row
 
     def _profiles_for(self, drawn: npt.NDArray[np.bool_], kind: str, temperature: float) -> npt.NDArray[np.int64]:
-        """Return the rows of the draft profiles of the replicas where steps are drawn, shape (replicas,); else NONE."""
+        """Return the row of each replica's draft profile, shape (replicas,); NONE where steps are not drawn."""
         key = (drawn.tobytes(), kind, round(temperature, 2))
         rows = self._profiles_of.get(key)
         if rows is None:
@@ -357,7 +356,7 @@ class Fleet:
         return row
 
     def _add_prefix_cache(self, replica: int) -> None:
-        """Allocate the prefix cache of a replica."""
+        """Allocate a replica's prefix cache."""
         state = self._state
         record = state.replicas[replica : replica + 1]
         blocks = int(record["kv_blocks"][0])
@@ -375,14 +374,14 @@ class Fleet:
 
 
 def _with_row(table: npt.NDArray[np.float64], columns: int) -> npt.NDArray[np.float64]:
-    """Return a table of shape (profiles, rows, columns) with one more profile, and at least so many columns."""
+    """Return a table of shape (profiles, rows, columns) with one more profile, and at least `columns` columns."""
     longer = np.zeros((len(table) + 1, table.shape[1], max(columns, table.shape[2])))
     longer[:-1, :, : table.shape[2]] = table
     return longer
 
 
 def _table(records: Sequence[Records]) -> Records:
-    """Return records as one array, whose type is the object `REPLICA`: numba is slower to recognise an equal one."""
+    """Return records as one array whose type is the object `REPLICA`: numba recognizes an equal one more slowly."""
     table = np.empty(len(records), REPLICA)
     for number, record in enumerate(records):
         table[number] = record[0]
@@ -390,7 +389,7 @@ def _table(records: Sequence[Records]) -> Records:
 
 
 def load_rules(replica: SimulatedReplica) -> None:
-    """Load the compiled step rules, so that no step waits for them; of several processes the first compiles."""
+    """Load the compiled step rules, so that no step waits for them; the first of several processes compiles them."""
     with Path(kernel.__file__).open("rb") as source:
         fcntl.flock(source, fcntl.LOCK_EX)
         fleet = Fleet([replica])

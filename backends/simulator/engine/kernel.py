@@ -1,4 +1,4 @@
-"""Continuous batching by the rules of vLLM's scheduler, for many replicas at once, compiled."""
+"""Continuous batching by the rules of vLLM's scheduler, compiled, for many replicas at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _unsplit_reads = compiled(unsplit_reads)
 def _admit(state: FleetState, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
     """Admit from the queue by priority and arrival while requests, tokens and blocks allow.
 
-    An asynchronous scheduler has decided on this step when the one before it began.
+    An asynchronous scheduler decided on this step when the previous one began.
     """
     decided_s = replica.began_s if replica.asynchronous and replica.running else np.inf
     while replica.waiting and budget > 0 and replica.running < replica.max_num_seqs:
@@ -32,7 +32,7 @@ def _admit(state: FleetState, replica: Record, batch: npt.NDArray[np.int32], bud
         length = request.prompt + request.sent
         known = unused = 0
         if replica.prefix_caching:
-            # The last token is always computed, because its logits give the first output token.
+            # Always compute the last token: its logits give the first output token.
             limit = min((length - 1) // BLOCK_TOKENS, request.prefix_blocks)
             while known < limit:
                 node = state.index[replica.index + blocks.find(state, replica, state.blocks[request.blocks_at + known])]
@@ -72,13 +72,13 @@ def _admit(state: FleetState, replica: Record, batch: npt.NDArray[np.int32], bud
 
 @compiled
 def _drafts(replica: Record, request: Record) -> bool:
-    """Return whether the drafter may draft for a request: it cannot be beyond the limit alone."""
+    """Return whether the drafter may draft for a request; False beyond a limit that only stops its own drafts."""
     return not replica.beyond_none or request.prompt + request.sent + replica.drafted_k <= replica.drafter_tokens
 
 
 @compiled
 def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
-    """Schedule and run one iteration if there is anything to run; return the number of used entries of `finished`."""
+    """Run one iteration if there is anything to run; return the number of used entries of `finished`."""
     replica = state.replicas[number]
     batch = state.batches[number]
     profiles = state.profiles
@@ -98,7 +98,7 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
 
     k = replica.drafted_k
 
-    # Grant tokens to the requests in the batch, oldest first; preempt the newest ones if blocks run out.
+    # Grant tokens to requests in the batch, oldest first; preempt the newest if blocks run out.
     budget = replica.max_num_batched_tokens
     preempted = False
     column = 0
@@ -199,7 +199,7 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
             request.drafted += drafted
             request.accepted += tokens - 1
         firsts += request.sent == 0
-        # Only the accepted draft tokens stay in the KV cache.
+        # Only accepted draft tokens stay in the KV cache.
         request.computed += rest - 1 + tokens
         request.sent += tokens
         drafting += _drafts(replica, request)
@@ -261,7 +261,7 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
 def advance(until_s: float, *fields: Any) -> int:
     """Begin every step that starts before `until_s`, given the fields of `FleetState`.
 
-    Passing them as the tuple that they are would take four times as long.
+    Passing them as one tuple would take four times as long.
     """
     state = FleetState(*fields)
     replicas = state.replicas
@@ -275,7 +275,7 @@ def advance(until_s: float, *fields: Any) -> int:
 
 @compiled
 def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, seed: int) -> None:
-    """Queue a request, whose id, arrival, lengths, script and blocks are set, behind those of its priority."""
+    """Queue a request behind those of its priority; its id, arrival, lengths, script and blocks are already set."""
     request = requests[slot]
     request.first_s = -1.0
     request.key = draws.request_key(seed, request.id)
@@ -300,7 +300,7 @@ def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, 
 
 @compiled
 def cancel(state: FleetState, request_id: int) -> int:
-    """Remove a request from its batch or queue and free its blocks; return its slot, NONE if it is not there."""
+    """Remove a request from its batch or queue and free its blocks; return its slot, NONE if it is in neither."""
     for number in range(len(state.replicas)):
         replica = state.replicas[number]
         batch = state.batches[number]

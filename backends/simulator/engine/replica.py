@@ -1,4 +1,4 @@
-"""A fleet as seen from outside: its replicas, as policies see them, and completed requests."""
+"""A fleet from the outside: its replicas, as policies see them, and completed requests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Completion(NamedTuple):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens after the first per step after the prefill; None if there was no such step."""
+        """Output tokens after the first, per step after the prefill; None if there was no such step."""
         return (self.output_tokens - 1) / (self.steps - 1) if self.steps > 1 else None
 
 
 class SimulatedReplica(Candidate):
     """One engine of a fleet, as a policy sees it.
 
-    `in_flight` is exact, as in a gateway that is alone; `load` is the engine's last report.
+    `in_flight` is exact, as in a gateway without peers; `load` is the engine's last report.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class SimulatedReplica(Candidate):
         self.weight = weight
         self.in_flight = 0
         self.load = EngineLoad()
-        # Limits and step times; taken from the calibration if None.
+        # Limits and step times; from the calibration if None.
         self.parameters = parameters or EngineParameters.of(calibration, method, speculative_config)
         self.num_speculative_tokens = self.parameters.k
-        # _calibration, method, _speculative_config: source of the acceptance of requests without a script.
+        # _calibration, method, _config: source of the acceptance of requests without a script.
         self._calibration = calibration
         self._config = dict(speculative_config or {})
         self.draft_schedule = DraftSchedule(self.parameters.k, self.parameters.k_by_batch, self.parameters.adaptive)

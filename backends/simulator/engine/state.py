@@ -1,4 +1,4 @@
-"""The records of a fleet, which its compiled step rules read and write: replicas, requests, profiles, prefix cache."""
+"""A fleet's records, which its compiled step rules read and write: replicas, requests, profiles, prefix cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Records = npt.NDArray[Any]
 """A structured array with one of the types below."""
 
 Record = Any
-"""An entry of a structured array, whose fields compiled code reads and writes by name."""
+"""An entry of a structured array; compiled code reads and writes its fields by name."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,7 +24,7 @@ NONE = -1
 """No request, node or script."""
 
 DRAWN, EXCLUDED = -1, 0
-"""Instead of a number of steps: those that the fleet draws, or none because the replica cannot be chosen."""
+"""Instead of a number of steps: the fleet draws them, or the replica cannot be chosen."""
 
 _STEP = [name for name in StepTime.model_fields if name != "source"]
 _DRAFTING = ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s")
@@ -37,14 +37,14 @@ REPLICA = np.dtype(
         # The cost of a step.
         *((name, np.int64 if StepTime.model_fields[name].annotation is int else np.float64) for name in _STEP),
         *((f"draft_{name}", np.float64) for name in _DRAFTING),
-        ("draft_more_passes", np.float64),  # by how many passes the first takes longer than the others
+        ("draft_more_passes", np.float64),  # passes by which the first takes longer than the others
         ("parallel", np.int64),
         # Limits.
         *((name, np.int64) for name in _LIMITS),
         ("schedule", np.int64),  # length of its row in `schedules`; 0: always k
-        ("profiled_context", np.int64),  # of a dummy request, on which the engine measures its steps at its start
+        ("profiled_context", np.int64),  # of the dummy request on which the engine measures its steps at start
         ("drafter_tokens", np.int64),  # the longest context that the drafter serves; 0: any
-        ("beyond_batch", np.int64),  # whether one request beyond it makes dummies of the drafts of its batch
+        ("beyond_batch", np.int64),  # whether one request beyond it turns its batch's drafts into dummies
         ("beyond_none", np.int64),  # whether it alone gets no drafts
         # State.
         ("now_s", np.float64),  # end of the current or last step
@@ -54,8 +54,8 @@ REPLICA = np.dtype(
         ("first", np.int64),  # slot at the head of the queue
         ("last", np.int64),  # slot at its tail
         ("used", np.int64),  # blocks held by requests
-        ("remembered", np.int64),  # blocks without a user that hold a reusable prefix
-        # The prefix cache: a hash table of `mask + 1` entries starting at `index`, and linked lists of nodes.
+        ("remembered", np.int64),  # blocks without users that hold a reusable prefix
+        # The prefix cache: a hash table of `mask + 1` entries from `index` on, and linked lists of nodes.
         ("index", np.int64),
         ("mask", np.int64),
         ("free_node", np.int64),
@@ -63,18 +63,18 @@ REPLICA = np.dtype(
         ("newest", np.int64),
         # The current or last step.
         ("step_s", np.float64),
-        ("drafted_k", np.int64),  # tokens drafted for each request, to be verified in the next step
+        ("drafted_k", np.int64),  # tokens drafted per request, to be verified in the next step
         ("dummies", np.int64),  # whether these are dummies, which are never accepted
         ("batch_tokens", np.int64),
         ("context_tokens", np.int64),
-        ("admitted", np.int64),  # requests that joined the batch: the last ones in it
+        ("admitted", np.int64),  # requests that joined the batch: its last ones
         *((name, np.int64) for name in COUNTERS),
     ],
     align=True,
 )
 
 UNCUT = 2**31 - 1
-"""The depth of a request whose drafts are not cut."""
+"""Depth of a request whose drafts are not cut."""
 
 REQUEST = np.dtype(
     [
@@ -83,9 +83,9 @@ REQUEST = np.dtype(
         ("first_s", np.float64),
         ("ended_s", np.float64),
         ("key", np.uint64),  # of its stream of draws
-        ("odds", np.float64),  # factor on its odds of acceptance
+        ("odds", np.float64),  # factor on the odds of acceptance
         ("steps_at", np.int64),  # start of its script in the arena of steps; NONE: drawn when needed
-        ("blocks_at", np.int64),  # start of its hashes in the arena of blocks, followed by a flag for each: is shared
+        ("blocks_at", np.int64),  # start of its hashes in the arena of blocks, followed by a flag each: shared
         ("prefix_blocks", np.int32),
         ("published", np.int32),
         ("shared", np.int32),
@@ -94,12 +94,12 @@ REQUEST = np.dtype(
         ("prompt", np.int32),
         ("output", np.int32),
         ("priority", np.int32),  # lower ones are admitted first
-        ("depth", np.int32),  # most draft tokens of it that are verified in a step
+        ("depth", np.int32),  # most of its draft tokens verified in a step
         ("sent", np.int32),
         ("computed", np.int32),
         ("blocks", np.int32),
         ("granted", np.int32),  # tokens in the current step
-        ("verified", np.int32),  # draft tokens among them that adaptive verification keeps
+        ("verified", np.int32),  # the draft tokens among them that adaptive verification keeps
         ("following", np.int32),  # next slot in the queue
         ("looked_up", np.int32),
         ("cached", np.int32),
@@ -129,26 +129,26 @@ NODE = np.dtype([("hash", np.int64), ("users", np.int32), ("before", np.int32), 
 class FleetState(NamedTuple):
     """The arrays of a fleet."""
 
-    # replicas, requests, profiles, nodes: records; requests by slot, nodes of all replicas one after another.
+    # replicas, requests, profiles, nodes: records; requests by slot, nodes of all replicas concatenated.
     replicas: Records
     requests: Records
-    # Slots of the running requests in order of admission, shape (replicas, largest max_num_seqs).
+    # Slots of running requests in order of admission, shape (replicas, largest max_num_seqs).
     batches: npt.NDArray[np.int32]
     schedules: npt.NDArray[np.int32]  # k by batch size, shape (replicas, largest schedule)
-    steps: npt.NDArray[np.int16]  # scripts: `emitted` of a request, followed by `drafted`
-    blocks: npt.NDArray[np.int64]  # hashes of a request's blocks, followed by a flag for each: 1 if it is shared
+    steps: npt.NDArray[np.int16]  # scripts: a request's `emitted`, followed by its `drafted`
+    blocks: npt.NDArray[np.int64]  # hashes of a request's blocks, followed by a flag each: 1 if shared
     nodes: Records
-    # Hash tables of nodes, of all replicas one after another.
-    index: npt.NDArray[np.int32]  # type: ignore[assignment] # hides the method of tuples, which is not needed
+    # Hash tables of nodes, all replicas concatenated.
+    index: npt.NDArray[np.int32]  # type: ignore[assignment] # hides the method of tuples, which is unused
     profiles: Records
     # drafted, accepted: fields of `DraftProfile` for each profile, shape (profiles, k + 1).
     drafted: Floats
     accepted: Floats
     progress: Floats  # output positions and logit shifts of each profile, shape (profiles, 2, knots)
-    # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts).
+    # log2 of contexts, then the shifts of draft positions 1 to k there, shape (profiles, k + 1, contexts).
     context: Floats
     accepted_counts: npt.NDArray[np.int64]  # drafts by number of accepted tokens, shape (replicas, k + 1)
-    finished: npt.NDArray[np.int32]  # output of an advance: the slots of requests that ended; as long as `requests`
+    finished: npt.NDArray[np.int32]  # output of an advance: slots of the requests that ended; as long as `requests`
 
 
 def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:

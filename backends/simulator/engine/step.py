@@ -13,8 +13,7 @@ class Emission(NamedTuple):
     """The tokens that one request gets from a step."""
 
     request_id: int
-    # tokens, drafted: tokens that it gets, and draft tokens scheduled for it; under adaptive verification fewer are
-    # verified.
+    # tokens, drafted: tokens it gets, and draft tokens scheduled for it, of which adaptive verification verifies fewer.
     tokens: int
     drafted: int
     # sent, left: its output tokens so far, including this step, and those still to come.
@@ -23,21 +22,20 @@ class Emission(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A request that joined the batch, and the number of its prompt tokens found in the prefix cache."""
+    """A request that joined the batch, and how many of its prompt tokens were in the prefix cache."""
 
     request_id: int
     cached_tokens: int
 
 
 class EngineStep(NamedTuple):
-    """One iteration. All of it is known when it begins; its tokens exist when it ends."""
+    """One iteration. Its results are known when it begins; its tokens exist when it ends."""
 
     duration_s: float  # duration in seconds
     emissions: list[Emission]  # the requests that get tokens, in order of admission
     admitted: list[Admission]  # requests that joined the batch
-    # k, batch_tokens, context_tokens: what determines the duration, with the number of emissions: the tokens drafted
-    # for each request, to be verified in the next step, the tokens computed, and the context tokens that they attend
-    # to.
+    # k, batch_tokens, context_tokens: with the number of emissions, these determine the duration: tokens drafted per
+    # request, to be verified in the next step; tokens computed; context tokens that they attend to.
     k: int
     batch_tokens: int
     context_tokens: int
@@ -45,7 +43,7 @@ class EngineStep(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of an engine since it was created. A step is counted when it begins."""
+    """An engine's totals since its creation. A step counts when it begins."""
 
     accepted_at: npt.NDArray[np.int64]  # accepted tokens by position in the draft, shape (max(1, k),)
     steps: int = 0
@@ -56,8 +54,8 @@ class Counters:
     # prefix_queries, prefix_hits: prompt tokens looked up and found in the prefix cache.
     prefix_queries: int = 0
     prefix_hits: int = 0
-    # drafts, draft_tokens, accepted_tokens: drafts scheduled (one per request and step), and the tokens drafted and
-    # accepted. As in vLLM, tokens that adaptive verification leaves out count as drafted.
+    # drafts, draft_tokens, accepted_tokens: drafts scheduled (one per request and step), and tokens drafted and
+    # accepted. As in vLLM, tokens that adaptive verification skips count as drafted.
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

@@ -15,7 +15,7 @@ from backends.simulator.engine.state import NONE, FleetState, Floats, Record
 
 @compiled
 def _confidence(state: FleetState, request: Record, position: int, chance: float, accepted: int) -> float:
-    """Return the engine's confidence that a draft token is accepted if those before it are.
+    """Return the engine's confidence that a draft token is accepted, given that those before it are.
 
     The engine knows the token's hardness to within a window; see `Acceptance.confidence_window`.
     """
@@ -39,7 +39,7 @@ def _confidence(state: FleetState, request: Record, position: int, chance: float
 
 @compiled
 def _chance(state: FleetState, request: Record, position: int, odds: float) -> float:
-    """Return the probability that the draft token at a position is accepted if those before it are."""
+    """Return the probability that the draft token at a position is accepted, given that those before it are."""
     rate = state.accepted[request.profile, position]
     return float(rate * odds * state.profiles[request.profile].factor / (1.0 - rate + rate * odds))
 
@@ -49,7 +49,7 @@ tokens_s = compiled(batch_schedule.tokens_s)
 
 @compiled
 def _profiled_s(replica: Record, tokens: int) -> float:
-    """Return the seconds in which the engine expects to verify `tokens`, measured at its start on dummy requests."""
+    """Return the seconds that the engine expects for verifying `tokens`, measured at start on dummy requests."""
     per_request_s = replica.per_request_s + replica.per_context_token_s * replica.profiled_context
     return float(tokens_s(replica, tokens) + per_request_s * min(tokens, replica.max_num_seqs))
 
@@ -58,7 +58,7 @@ def _profiled_s(replica: Record, tokens: int) -> float:
 def _rank_drafts(
     state: FleetState, replica: Record, batch: npt.NDArray[np.int32], survival: Floats, ranked: Floats
 ) -> tuple[int, int, int]:
-    """Fill in how probably each draft token survives, by request, shape (running, k), and of all, descending."""
+    """Fill in each draft token's probability of survival: by request, shape (running, k), and ranked, descending."""
     count = tokens = emitting = 0
     for column in range(replica.running):
         request = state.requests[batch[column]]
@@ -94,10 +94,10 @@ def _rank_drafts(
 
 @compiled
 def choose_verified(state: FleetState, replica: Record, batch: npt.NDArray[np.int32]) -> None:
-    """Choose how many draft tokens of each request are verified, as vLLM's adaptive verification does.
+    """Choose how many draft tokens of each request to verify, as vLLM's adaptive verification does.
 
-    Draft tokens are ranked by the probability that they survive. Of those in front, as many are verified as give the
-    most expected tokens per second of the step.
+    It ranks draft tokens by their probability of survival, and verifies as many of the first as give the step the most
+    expected tokens per second.
     """
     survival, ranked = np.zeros((replica.running, replica.k)), np.empty(replica.running * replica.k)
     count, tokens, emitting = _rank_drafts(state, replica, batch, survival, ranked)
@@ -113,7 +113,7 @@ def choose_verified(state: FleetState, replica: Record, batch: npt.NDArray[np.in
     if not budget:
         return
     least = ranked[budget - 1]
-    equal = budget - np.sum(ranked[:budget] > least)  # how many that survive as probably as the last one still fit
+    equal = budget - np.sum(ranked[:budget] > least)  # how many tokens tied with the last one still fit
     for column in range(replica.running):
         request = state.requests[batch[column]]
         scheduled = request.granted - (request.prompt + request.sent - request.computed)

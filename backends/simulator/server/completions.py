@@ -43,7 +43,7 @@ def _message(answer: ComposedAnswer) -> dict[str, Any]:
 
 
 def _end_of(reply: RenderedReply[B], answer: ComposedAnswer) -> dict[str, Any]:
-    """Return how an answer has ended, and its tokens if they are asked for."""
+    """Return how an answer ended, and its tokens if requested."""
     ids = answer.ids if reply.body.return_token_ids else None
     return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_string, "token_ids": ids}
 
@@ -53,7 +53,7 @@ def _prompt_ids(reply: RenderedReply[B], answer: ComposedAnswer) -> list[int] | 
 
 
 def _chunk(reply: RenderedReply[B], kind: str, emitted: Emitted, **fields: Any) -> bytes:
-    """Return what a step has emitted of a choice, with the end of that in the last one."""
+    """Return the chunk of what a step emitted for a choice; the last one includes how it ended."""
     play, answer = emitted.play, emitted.play.answer
     choice = {"index": play.index, "logprobs": None, "finish_reason": None, **fields}
     if emitted.is_last:
@@ -66,12 +66,12 @@ def _chunk(reply: RenderedReply[B], kind: str, emitted: Emitted, **fields: Any) 
 
 
 class ChatStream:
-    """A chat completion as server-sent events: a chunk with the role, one for each step, and one with the usage."""
+    """A chat completion as server-sent events: a chunk with the role, one per step, and one with the usage."""
 
     def __init__(self, reply: RenderedReply[ChatBody]) -> None:
         self._reply = reply
         self._begun = False
-        self._named: set[int] = set()  # choices whose tool has been named
+        self._named: set[int] = set()  # choices that have named their tool
 
     def step(self, emitted: Emitted) -> bytes:
         """Return the chunk of a step."""
@@ -94,7 +94,7 @@ class ChatStream:
         return chunks
 
     def _delta(self, emitted: Emitted) -> dict[str, Any]:
-        """Return what a step adds: text, or the name of a tool once it is written and pieces of its arguments."""
+        """Return what a step adds: text, or a tool's name once it is complete, and pieces of its arguments."""
         play, tool = emitted.play, emitted.play.answer.tool
         if tool is None:
             return {"content": emitted.text}
@@ -107,7 +107,7 @@ class ChatStream:
 
 
 class CompletionStream:
-    """A completion as server-sent events: a chunk for each step, and one with the usage."""
+    """A completion as server-sent events: a chunk per step, and one with the usage."""
 
     def __init__(self, reply: RenderedReply[CompletionBody]) -> None:
         self._reply = reply

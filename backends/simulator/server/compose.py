@@ -1,4 +1,4 @@
-"""The content of the answers to a request, decided before the engine plays them. Runs on a thread."""
+"""Composes the answers to a request before the engine plays them. Runs on a thread."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from backends.simulator.text.tokenizer import END_OF_TURN
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a replica and its limits."""
+    """A replica's model and its limits."""
 
     model: TargetModel
     names: tuple[str, ...]  # model names that clients may use; the first is the default
     max_model_len: int
     num_speculative_tokens: int
-    default_temperature: float  # sampling temperature of requests without one
+    default_temperature: float  # sampling temperature of requests that set none
 
     def name_for(self, asked: str | None) -> str:
         """Return the model name of an answer."""
@@ -35,7 +35,7 @@ class ServedModel:
         return asked
 
     def known(self, ids: list[int]) -> list[int]:
-        """Return token ids, all of which are in the vocabulary."""
+        """Return token ids if all of them are in the vocabulary; raise otherwise."""
         for token in ids:
             if not 0 <= token < len(self.model.tokenizer):
                 raise InvalidRequestError(f"Token id {token} is out of vocabulary")
@@ -53,14 +53,14 @@ class ComposedAnswer:
     prompt_ids: list[int]
     ids: list[int]
     text: str
-    lengths: list[int]  # for each token, the number of characters of `text` that can be shown once it has been emitted
+    lengths: list[int]  # characters of `text` that can be shown after each token
     kind: Kind
     finish_reason: str  # `stop`, `length` or `tool_calls`
     stop_string: str | None = None  # the stop string that ended it
-    tool: ToolCall | None = None  # the tool call that its text is
+    tool: ToolCall | None = None  # the tool call in its text
 
     def shown(self, start: int, end: int) -> str:
-        """Return the text of the tokens from `start` to `end`; of a tool call, only what is of its arguments."""
+        """Return the text of the tokens from `start` to `end`; for a tool call, only its arguments."""
         since, until = (self.lengths[start - 1] if start else 0), self.lengths[end - 1]
         if self.tool is not None:
             since, until = max(since, self.tool.start), min(until, self.tool.end)
@@ -88,7 +88,7 @@ def compose_chat(served: ServedModel, body: ChatBody) -> list[ComposedAnswer]:
     if tools and not (choice == "auto" and body.messages[-1].get("role") == "tool"):
         call = _checked(tools, choice, request)
     composed = [_compose(served, body, prompt, limit, request, index, call) for index in range(body.n)]
-    if call is None or isinstance(choice, Mapping):  # a call of the one tool that the client has named is a plain stop
+    if call is None or isinstance(choice, Mapping):  # calling the one tool that the client named is a plain stop
         return composed
     return [replace(each, finish_reason="tool_calls") if each.tool is not None else each for each in composed]
 

@@ -1,4 +1,4 @@
-"""An engine in real time: each step lasts as long as its model says, and its tokens are then delivered."""
+"""An engine in real time: each step lasts as long as the model says, then delivers its tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LAG_S = 0.25
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`; 0.0 before."""
+    """An answer that the engine plays. Times are seconds on the clock of `time.monotonic`; 0.0: not yet."""
 
     index: int  # index of the choice in the response
     answer: ComposedAnswer
@@ -31,12 +31,12 @@ class Play:
     last_s: float = 0.0  # when its latest token was emitted
     sent: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    drafted: list[int] = field(default_factory=list)  # draft tokens of each step that had any
-    accepted: list[int] = field(default_factory=list)  # those of them that were accepted
+    drafted: list[int] = field(default_factory=list)  # draft tokens of each step that has any
+    accepted: list[int] = field(default_factory=list)  # how many of them were accepted
 
 
 class Emitted(NamedTuple):
-    """The output tokens from `start` to `end` of an answer, which one step has emitted."""
+    """An answer's output tokens from `start` to `end`, emitted by one step."""
 
     play: Play
     start: int
@@ -44,7 +44,7 @@ class Emitted(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Their text, see `Answer.shown`."""
+        """Their text; see `ComposedAnswer.shown`."""
         return self.play.answer.shown(self.start, self.end)
 
     @property
@@ -56,14 +56,14 @@ class Emitted(NamedTuple):
 class Driver:
     """Plays requests on a fleet of one, on the running event loop.
 
-    Steps are paced against absolute deadlines, so that a late wake-up does not delay the next one. Only if the process
-    is more than a quarter of a second behind is the excess given up.
+    Absolute deadlines pace the steps, so that a late wake-up does not delay the next one. If the process falls more
+    than a quarter of a second behind, the driver gives up the excess.
     """
 
     def __init__(self, replica: SimulatedReplica, tallies: Tallies, time_scale: float = 1.0) -> None:
         load_rules(replica)
         self.tallies = tallies
-        self._replica = replica  # idle replica that belongs to no fleet
+        self._replica = replica  # idle, and in no fleet
         self._fleet = Fleet([replica])
         self._scale = time_scale
         self._origin_s = time.monotonic()
@@ -80,7 +80,7 @@ class Driver:
         return self._replica.report(time.monotonic())
 
     def counters(self) -> Counters:
-        """Return the engine's counters, of the steps that have ended."""
+        """Return the engine's counters over the steps that have ended."""
         return self._counters
 
     def play(
@@ -103,14 +103,14 @@ class Driver:
         self._plays[request] = play
         self._ids[play] = request
         if not self._is_running:
-            # Start later in this turn of the loop, so that requests that arrive together share the step.
+            # Start later in this turn of the loop, so that requests arriving together share the step.
             self._is_running = True
             self._ends_s = self._engine_time(now_s)
             self._loop.call_soon(self._tick)
         return play
 
     def cancel(self, play: Play) -> None:
-        """Remove an answer from the engine, if it is still there."""
+        """Remove an answer from the engine if it is still there."""
         request = self._ids.pop(play, None)
         if request is not None:
             del self._plays[request]
@@ -124,7 +124,7 @@ class Driver:
         now_s = time.monotonic()
         if self._step is not None:
             self._deliver(self._step, now_s)
-        self._counters = self._fleet.counters()  # before the engine counts the step that begins
+        self._counters = self._fleet.counters()  # before the engine counts the step about to begin
         begins_s = max(self._ends_s, self._engine_time(now_s - _MAX_LAG_S))
         self._step = self._fleet.step(begins_s)
         if self._step is None:
@@ -132,7 +132,7 @@ class Driver:
             return
         for request_id, cached_tokens in self._step.admitted:
             admitted = self._plays[request_id]
-            if not admitted.scheduled_s:  # else it was preempted and is admitted again
+            if not admitted.scheduled_s:  # else it returns from preemption
                 admitted.scheduled_s = now_s
                 admitted.cached_tokens = cached_tokens
         self._ends_s = begins_s + self._step.duration_s
@@ -144,7 +144,7 @@ class Driver:
         for request_id, tokens, drafted, end, _left in step.emissions:
             play = self._plays.get(request_id)
             if play is None:
-                continue  # cancelled while the step ran
+                continue  # cancelled during the step
             start = play.sent
             play.sent = end
             if start == 0:
@@ -184,7 +184,7 @@ class Generation:
         ]
 
     async def steps(self) -> AsyncIterator[Emitted]:
-        """Yield what the engine emits, until all answers are complete."""
+        """Yield what the engine emits until all answers are complete."""
         missing = len(self.plays)
         while missing:
             emitted = await self._emitted.get()
@@ -192,6 +192,6 @@ class Generation:
             yield emitted
 
     def cancel(self) -> None:
-        """Remove from the engine what is left there."""
+        """Remove unfinished answers from the engine."""
         for play in self.plays:
             self._driver.cancel(play)

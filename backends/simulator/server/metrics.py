@@ -1,4 +1,4 @@
-"""The metrics of a replica, with vLLM's names and labels: those that a gateway or its operator reads."""
+"""A replica's metrics that a gateway or its operator reads, with vLLM's names and labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISH_REASONS = ("stop", "length", "abort")
 
 
 class Tallies:
-    """What the server counts; the engine has counters of its own."""
+    """The server's counters; the engine has its own."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
         def histogram(name: str, about: str) -> Histogram:
@@ -37,7 +37,7 @@ class Tallies:
 
 
 class EngineCollector(Collector):
-    """The gauges and counters of an engine."""
+    """An engine's gauges and counters."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class EngineCollector(Collector):
         self._load = load
         self._counters = counters
         self._labels = {"engine": _ENGINE, "model_name": model_name}
-        self._speculating = speculating  # a baseline has no counters of speculation
+        self._speculating = speculating  # a baseline has no speculation counters
         self._cache = {
             "engine": _ENGINE,
             "block_size": str(BLOCK_TOKENS),
@@ -100,5 +100,5 @@ class EngineCollector(Collector):
 
 
 def page(registry: CollectorRegistry) -> bytes:
-    """Return the metrics page of a replica, which begins with the metrics of the process."""
+    """Return a replica's metrics page, which starts with the process's metrics."""
     return generate_latest(REGISTRY) + generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Requests that a simulated replica understands, and its errors, in the words of vLLM."""
+"""Requests that a simulated replica understands, and its errors in vLLM's words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.simulator.engine.state import UNCUT
 
 
 class InvalidRequestError(Exception):
-    """A request that cannot be served.
+    """A request that the replica cannot serve.
 
     Examples
     --------
@@ -22,7 +22,7 @@ class InvalidRequestError(Exception):
         self, message: str, param: str | None = None, *, kind: str = "BadRequestError", code: int = 400
     ) -> None:
         super().__init__(message)
-        self.param = param  # name of the invalid field, if it is a single one
+        self.param = param  # name of the invalid field, if it is only one
         self.kind = kind
         self.code = code  # HTTP status
 
@@ -32,7 +32,7 @@ class InvalidRequestError(Exception):
 
 
 class Body(BaseModel):
-    """The body of a request; unknown fields are ignored."""
+    """A request's body; unknown fields are ignored."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -72,7 +72,7 @@ class TextBody(Body):
     vllm_xargs: Xargs | None = None
 
     def check(self, temperature: float) -> None:
-        """Refuse what vLLM refuses once it knows the temperature, with these words."""
+        """Reject what vLLM rejects once it knows the temperature, in its words."""
         if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
             raise InvalidRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         if "" in ([self.stop] if isinstance(self.stop, str) else self.stop or ()):
@@ -82,7 +82,7 @@ class TextBody(Body):
 
     @property
     def depth(self) -> int:
-        """Most draft tokens that a step may verify of it, where its engine has `deploy/vllm_draft_depth`."""
+        """Most of its draft tokens that a step may verify, on an engine with `deploy/vllm_draft_depth`."""
         asked = (self.vllm_xargs or {}).get("draft_tokens")
         return min(asked, UNCUT) if isinstance(asked, int) and asked >= 0 else UNCUT
 
@@ -123,7 +123,7 @@ class DetokenizeBody(Body):
 
 
 def token_limit(asked: int | None, prompt_tokens: int, max_model_len: int) -> int:
-    """Return the largest number of tokens of an answer: `asked`, or the rest of the context.
+    """Return the most tokens that an answer may have: `asked`, or the rest of the context.
 
     Examples
     --------

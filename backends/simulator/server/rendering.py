@@ -1,4 +1,4 @@
-"""Parts common to the answers of all APIs: identity, events, usage and the `metrics` of a request."""
+"""Parts common to all APIs' answers: identity, events, usage and a request's `metrics`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ B = TypeVar("B", bound=TextBody)
 
 @dataclass(frozen=True, slots=True)
 class RenderedReply(Generic[B]):
-    """What the answer to a request is made of."""
+    """The parts of an answer to a request."""
 
     body: B
     answers: Sequence[ComposedAnswer]
@@ -31,11 +31,11 @@ class RenderedReply(Generic[B]):
     num_speculative_tokens: int  # k of the replica; 0 for a baseline
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Return the first fields of each object of the answer."""
+        """Return the first fields of each object in the answer."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def end_of(self, plays: Sequence[Play]) -> dict[str, Any]:
-        """Return the last fields: usage, fingerprint, and the `metrics`, which exist for a single choice."""
+        """Return the last fields: usage, fingerprint and, for a single choice, `metrics`."""
         fields = {"usage": usage(plays), "system_fingerprint": self.fingerprint}
         return fields | ({"metrics": _metrics(plays[0], self.num_speculative_tokens)} if len(plays) == 1 else {})
 
@@ -53,7 +53,7 @@ class Renderer(Protocol):
         """Return the events of one step."""
 
     def end(self, plays: Sequence[Play]) -> bytes:
-        """Return the last events, once all choices are complete."""
+        """Return the last events, after all choices are complete."""
 
 
 def event(value: Any, name: str | None = None) -> bytes:
@@ -69,7 +69,7 @@ def event(value: Any, name: str | None = None) -> bytes:
 
 
 def tool_call_id() -> str:
-    """Return a new tool call id in vLLM's form."""
+    """Return a new tool call id in vLLM's format."""
     return f"chatcmpl-tool-{uuid4().hex[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""One simulated replica: vLLM's HTTP API in front of an engine in real time, as an ASGI application."""
+"""One simulated replica: vLLM's HTTP API to an engine in real time, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Api(Generic[T]):
     prefix: str  # prefix of answer ids, with the hyphen or underscore
     read: Callable[[Any], T]
     compose: Callable[[ServedModel, T], list[ComposedAnswer]]
-    whole: Callable[[RenderedReply[T], Sequence[Play]], dict[str, Any]]  # writes an answer in one piece
+    whole: Callable[[RenderedReply[T], Sequence[Play]], dict[str, Any]]  # writes a complete answer
     stream: Callable[[RenderedReply[T]], Renderer]  # writes it step by step
 
 
@@ -96,7 +96,7 @@ class ReplicaServer:
         self._context_tokens = parameters.max_model_len
         self._served = ServedModel(model, settings.names, parameters.longest_tokens, parameters.k, temperature)
         self._proposer = settings.proposer()
-        # Has one thread (proposers are stateful), on which answers are composed, so that running streams stay on time.
+        # One thread (proposers are stateful) that composes answers, so that running streams stay on time.
         self._executor = executor
         self._started_s = int(time.time())
         self._app = Starlette(
@@ -123,7 +123,7 @@ class ReplicaServer:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; those below `/v1` need the API key, as in vLLM."""
+        """Answer a request; paths below `/v1` need the API key, as in vLLM."""
         key, given = self._settings.api_key, Headers(scope=scope).get("authorization", "")
         if key is None or scope["method"] == "OPTIONS" or not scope["path"].startswith("/v1") or _is_key(given, key):
             await self._app(scope, receive, send)
@@ -189,7 +189,7 @@ class ReplicaServer:
 
 
 class _Played(Response):
-    """An answer that the engine plays until it is complete, or until its client leaves."""
+    """An answer that the engine plays until it is complete or its client leaves."""
 
     def __init__(self, api: Api[T], reply: RenderedReply[T], start: Callable[[], Generation]) -> None:
         self._api = api
@@ -251,7 +251,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
-    """Answer a body that is no JSON, or not that of a request."""
+    """Answer a body that is not JSON, or not a valid request."""
     message, param = str(error), None
     if isinstance(error, ValidationError):
         wrong = error.errors(include_url=False)

@@ -1,6 +1,6 @@
 """`POST /v1/responses`: chat completions in the format of the Responses API.
 
-Nothing is stored, as in a vLLM without `VLLM_ENABLE_RESPONSES_API_STORE=1`.
+It stores nothing, like vLLM without `VLLM_ENABLE_RESPONSES_API_STORE=1`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Writer:
         self._id = uuid4().hex[:16]
 
     def response(self, plays: Sequence[Play] | None) -> dict[str, Any]:
-        """Return the response object; without `plays` it is in progress."""
+        """Return the response object, in progress without `plays`."""
         reply, status = self._reply, "in_progress"
         if plays is not None:
             status = "incomplete" if reply.answers[0].finish_reason == "length" else "completed"

@@ -34,13 +34,13 @@ class ReplicaSettings(BaseModel):
     speculative_config: dict[str, Any] = Field(default_factory=dict)
     calibration: str = "llama-3.1-8b-h100"
     host: str = "127.0.0.1"
-    port: int = Field(default=0, ge=0, le=65535)  # port to listen on; 0 for one chosen by the system
-    seed: int = 0  # seed of the draws of acceptance under methods with a draft model
+    port: int = Field(default=0, ge=0, le=65535)  # port to listen on; 0: the system chooses one
+    seed: int = 0  # of the draws of acceptance, for methods with a draft model
     api_key: str | None = Field(default=None, repr=False)
-    max_model_len: int | None = Field(default=None, ge=2)  # the longest context; None for that of the calibration
-    drafter_limit: DrafterLimit | None = None  # the longest context of the drafter; None for that of the calibration
-    draft_depth: bool = False  # whether it drafts as deep as each request asks
-    # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
+    max_model_len: int | None = Field(default=None, ge=2)  # the longest context; None: the calibration's
+    drafter_limit: DrafterLimit | None = None  # the drafter's longest context; None: the calibration's
+    draft_depth: bool = False  # whether it drafts to the depth that each request asks for
+    # Real seconds per simulated second: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class ReplicaSettings(BaseModel):
         return Proposer(self.method, self.speculative_config, calibration, self.seed, most)
 
     def engine_parameters(self) -> EngineParameters:
-        """Return the engine's parameters; a context that does not fit into its KV cache is as long as that."""
+        """Return the engine's parameters, with the context cut to what fits into the KV cache."""
         parameters = EngineParameters.of(
             load_calibration(self.calibration),
             self.method,
@@ -75,7 +75,7 @@ class ReplicaSettings(BaseModel):
 
 
 class SimulatorSettings(BaseModel):
-    """Settings of all replicas of one process."""
+    """Settings of all replicas in one process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,1 +1,1 @@
-"""What simulated replicas write: tasks, text and tokens."""
+"""The answers of simulated replicas: tasks, text and tokens."""

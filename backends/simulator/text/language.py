@@ -1,11 +1,11 @@
 """An n-gram language model that follows a corpus and jumps between positions with similar context.
 
-Following the corpus from one position is an n-gram model of unbounded order. Jumping to another position preceded by
-the same tokens backs off to that order. How often it jumps, and how short the shared context may be, determines how
-random the text is.
+Following the corpus from one position is an n-gram model of unbounded order. Jumping to another position backs off to
+the order of the tokens that precede both. How often it jumps, and how short that context may be, determines how random
+the text is.
 
-Its corpora are documentation and source code that come with every Python: the reference pages of `pydoc_data.topics`
-serve as prose, modules of the standard library as code. The project ships and downloads no text of its own.
+Its corpora come with every Python: the reference pages of `pydoc_data.topics` serve as prose, modules of the standard
+library as code. The project neither ships nor downloads any text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def prose() -> str:
 def code() -> str:
     """Return the source of some modules of the standard library, about 600,000 characters.
 
-    Modules that the installation lacks are left out; without any sources the text is empty.
+    Skips modules that the installation lacks; without any sources the text is empty.
     """
     library = Path(sysconfig.get_path("stdlib"))
     sources = (library / name for name in _CODE_MODULES)
@@ -81,7 +81,7 @@ class CorpusModel:
         self._firsts: list[int] = np.searchsorted(keys[order], firsts).tolist()  # start of each token's positions
 
     def span(self, context: Sequence[int], order: int) -> tuple[int, int]:
-        """Return the half-open range of `place` indexes whose last `order` tokens (1 to 3) are those of `context`."""
+        """Return the half-open range of indexes of `_places` whose last `order` tokens (1 to 3) equal `context`'s."""
         first, end = self._firsts[context[-1]], self._firsts[context[-1] + 1]
         if order == 1:
             return first, end
@@ -93,7 +93,7 @@ class CorpusModel:
         return begin, bisect_left(self._keys, low + width, begin, end)
 
     def jump(self, context: Sequence[int], order: int, random: Random) -> int:
-        """Choose a position whose context ends like `context`, backing off from `order` tokens to one to none."""
+        """Choose a position whose context ends like `context`, backing off from `order` tokens down to none."""
         for length in range(min(order, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high > low:

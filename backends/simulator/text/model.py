@@ -1,9 +1,9 @@
 """The simulated target model, which decides the text of an answer.
 
-The text depends only on the model, the prompt, the seed and the temperature, not on how a replica speculates. So
-replicas of one model answer greedy requests alike, and n-gram and suffix drafting find matches that are really in the
-text: asked to repeat or edit something, the model copies it; asked for code or an extraction, it often reuses phrases
-of the prompt or of its own answer; in chat it seldom does.
+The text depends only on the model, the prompt, the seed and the temperature, not on how a replica speculates. Replicas
+of one model thus answer greedy requests alike, and n-gram and suffix drafting find real matches: asked to repeat or
+edit something, the model copies it; asked for code or an extraction, it often reuses phrases of the prompt or its own
+answer; in chat it seldom does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backends.simulator.text.language import CorpusModel
 from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
 from backends.simulator.text.words import Words
 
-# By kind: median length in tokens, probability per token of reusing an earlier phrase, mean length of that phrase.
+# By kind: median length in tokens, probability per token of reusing an earlier phrase, mean length of the phrase.
 _STYLES: dict[Kind, tuple[int, float, float]] = {
     Kind.CHAT: (220, 0.02, 4.0),
     Kind.CODE: (300, 0.07, 9.0),
@@ -52,8 +52,8 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    seed: int | None = None  # seed of the choice; a random one if None. Ignored by greedy requests (temperature 0)
-    index: int = 0  # index of the choice, where a request asks for `n`
+    seed: int | None = None  # of the choice; None: random. Greedy requests (temperature 0) ignore it
+    index: int = 0  # of the choice, if a request asks for `n`
 
     @property
     def spread(self) -> float:
@@ -65,7 +65,7 @@ class Sampling:
 class Writing:
     """A finished text."""
 
-    ids: list[int]  # output tokens; the last one is the end of the turn if the model stopped by itself
+    ids: list[int]  # output tokens; if the model stopped by itself, the last one ends the turn
     kind: Kind
     stopped: bool  # whether the model stopped by itself, rather than at the limit
 
@@ -115,7 +115,7 @@ class TargetModel:
         return Writing(draft.ids, asked.kind, stopped)
 
     def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
-        """Return the random generator of a choice; equal requests get equal ones, if greedy or seeded."""
+        """Return the random generator of a choice; equal requests that are greedy or seeded get equal ones."""
         seed = b""
         if sampling.spread:
             seed = urandom(8) if sampling.seed is None else f"{sampling.seed}/{sampling.spread}".encode()
@@ -123,14 +123,14 @@ class TargetModel:
         return Random(self.digest(prompt_ids, seed))
 
     def digest(self, prompt_ids: Sequence[int], seed: bytes = b"") -> int:
-        """Return a number of 64 bits that depends on the model, a prompt and a seed."""
+        """Return a 64-bit number that depends on the model, a prompt and a seed."""
         hashed = blake2b(self.name.encode(), digest_size=8)
         hashed.update(array("I", prompt_ids).tobytes() + seed)
         return int.from_bytes(hashed.digest(), "big")
 
 
 class _Draft:
-    """A text being written: the tokens so far, which it may reuse, and the current position in the corpus."""
+    """A text in progress: its tokens so far, which it may reuse, and the current position in the corpus."""
 
     def __init__(
         self, model: TargetModel, prompt_ids: Sequence[int], kind: Kind, spread: float, random: Random, limit: int
@@ -140,7 +140,7 @@ class _Draft:
         self._corpus = model.code if kind is Kind.CODE else model.prose
         self._random = random
         self._history = list(prompt_ids)
-        self._followed = list(prompt_ids)  # the same, with the corpus's words in place of the answer's own
+        self._followed = list(prompt_ids)  # the same, with the corpus's words instead of the answer's own
         self._own_words = model.words.of_answer(model.digest(prompt_ids))
         # Where each pair of tokens ends: its last occurrence in the prompt, or its first in the answer.
         self._seen = dict(zip(pairwise(prompt_ids), range(1, len(prompt_ids)), strict=True))
@@ -164,7 +164,7 @@ class _Draft:
         self._followed.append(token)
 
     def _last_seen(self) -> int | None:
-        """Return where the last two tokens occurred before."""
+        """Return where the last two tokens occurred before; None if they did not."""
         history, enter = self._history, self._seen.setdefault
         since = max(1, self._entered)
         for position, pair in enumerate(pairwise(history[since - 1 :]), since):
@@ -178,7 +178,7 @@ class _Draft:
             self._add(token)
 
     def copy(self, source: Sequence[int], edit_rate: float) -> None:
-        """Write `source`; at each token a small edit starts with probability `edit_rate`."""
+        """Write `source`; at each token, start a small edit with probability `edit_rate`."""
         random, position = self._random, 0
         while position < len(source) and len(self) < self.limit:
             if edit_rate and random.random() < edit_rate:
@@ -202,7 +202,7 @@ class _Draft:
             place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
         while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
             place += 1
-        quiet = 0  # tokens before the next phrase may be reused, so that the text does not loop
+        quiet = 0  # tokens until the next reuse of a phrase, so that the text does not loop
         history, followed, own_words = self._history, self._followed, self._own_words
         draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
         while len(self) < until:
@@ -218,7 +218,7 @@ class _Draft:
             quiet -= 1
 
     def _take_up(self, place: int) -> tuple[int, int]:
-        """Copy a phrase from the prompt or the answer; return the new position in the corpus and a quiet time."""
+        """Copy a phrase from the prompt or the answer; return the new position in the corpus and a quiet period."""
         start = self._last_seen()
         if start is None or start + 1 >= len(self._history) - 1:
             if self._random.random() < 0.5 or self._prompt_length < 16:
@@ -235,7 +235,7 @@ class _Draft:
 
 
 def _slips(edit_rate: float, spread: float) -> float:
-    """Return the probability per copied token of an edit that was not asked for; it grows with the temperature."""
+    """Return the probability per copied token of an unrequested edit; it grows with the temperature."""
     return (0.025 if edit_rate else 0.01) * spread**2
 
 
@@ -246,6 +246,6 @@ def _corpora() -> tuple[CorpusModel, CorpusModel]:
 
 
 def load(name: str) -> TargetModel:
-    """Return the target model called `name`. The first call reads the corpus, which takes about half a second."""
+    """Return the target model called `name`. The first call reads the corpus, in about half a second."""
     prose, code = _corpora()
     return TargetModel(name, tokenizer.load(), prose, code)

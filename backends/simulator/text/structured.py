@@ -1,4 +1,4 @@
-"""JSON values that conform to a schema, and tool calls, filled with words and numbers from the prompt."""
+"""Schema-conforming JSON values and tool calls, filled with words and numbers from the prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAIN: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "s
 
 
 class SchemaValues:
-    """Generator of values for JSON schemas, with words and numbers taken in turn from a text.
+    """Generator of values for JSON schemas, with successive words and numbers from a text.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class SchemaValues:
         self._numbers = cycle([float(number) for number in _NUMBER.findall(text)] or [1.0])
 
     def value(self, schema: Mapping[str, Any], depth: int = 0) -> Any:
-        """Return a value that `schema` allows, if it keeps to the common keywords."""
+        """Return a value that `schema` allows, provided that it uses only common keywords."""
         if depth > _MAX_DEPTH:
             return None
         if "$ref" in schema:
@@ -95,12 +95,12 @@ class ToolCall:
 
     name: str
     text: str
-    start: int  # where its arguments begin in `text`
+    start: int  # where its arguments start in `text`
     end: int  # where they end
 
 
 def json_text(response_format: Mapping[str, Any] | None, prompt: str) -> str | None:
-    """Return the text of a structured output; None if the request asks for none.
+    """Return the text of a structured output; None if none is requested.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Recognition of what a prompt asks for, from its words: the kind of the answer, and any text to copy."""
+"""Recognizes from a prompt's words what it asks for: the kind of answer, and any text to copy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from backends.calibration.calibration import Kind
 
 @dataclass(frozen=True, slots=True)
 class WritingTask:
-    """The recognised task of a prompt."""
+    """A prompt's recognized task."""
 
     kind: Kind
     continues: bool = False  # whether the answer continues the prompt instead of answering it
-    passage: str = ""  # text of the prompt that the answer copies; empty if the answer is written freely
-    edit_rate: float = 0.0  # probability per token of the passage that an edit starts there
-    # opening, closing: text around the answer: a code fence.
+    passage: str = ""  # text of the prompt that the answer copies; empty for a free answer
+    edit_rate: float = 0.0  # probability that an edit starts at a token of the passage
+    # opening, closing: text around the answer, such as a code fence.
     opening: str = ""
     closing: str = ""
 
@@ -33,8 +33,8 @@ def _words(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
 
 
-# The first pattern that matches the instruction decides. The edit rates reflect how much of the source such answers
-# keep: repetitions all, corrections most, rewrites half.
+# The first pattern that matches the instruction decides. Edit rates reflect how much of the source such answers keep:
+# repetitions all, corrections most, rewrites half.
 _COPYING = (
     (_words(r"repeat|copy|echo|reproduce|verbatim|print (it|this) back|exactly as"), 0.0),
     (_words(r"fix|correct|proofread|lint|(re)?format|rename|add (type|docstring|comment|error)\w*|debug"), 0.02),
@@ -106,10 +106,10 @@ def _instruction(request: str, passage: str) -> str:
 
 
 def _passage(request: str) -> tuple[str, str | None]:
-    """Return the text that the request is about, and the language of its code fence (None if it has no fence).
+    """Return the text that the request is about, and the language of its code fence (None without a fence).
 
-    The text is the longest fenced block; else the longest quotation; else whatever follows the first line or the first
-    colon, if that is the greater part of the request.
+    The text is the longest fenced block; else the longest quotation; else what follows the first line or colon, if that
+    is most of the request.
     """
     fences = _FENCE.findall(request)
     if fences:

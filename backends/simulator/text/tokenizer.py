@@ -1,6 +1,6 @@
 """The simulated model's tokenizer: byte-level BPE with 4,096 entries, and a ChatML template.
 
-The vocabulary is a packaged asset, trained once on the corpus, so that token ids are the same everywhere.
+The vocabulary, trained once on the corpus, is a packaged asset, so that token ids are the same everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ASSET = Path(__file__).parent / "assets" / "tokenizer.json"
 
 
 class Tokenizer:
-    """Conversion between text and token ids. Every text round-trips: the alphabet is the 256 bytes.
+    """Converts between text and token ids. Every text round-trips: the alphabet is the 256 bytes.
 
     Examples
     --------
@@ -46,12 +46,12 @@ class Tokenizer:
         return len(self._bytes)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; the names of special tokens in it become those tokens."""
+        """Return the token ids of `text`; names of special tokens in it become those tokens."""
         ids: list[int] = self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids  # without the GIL
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of `ids`, with special tokens by name if `special`, else without them."""
+        """Return the text of `ids`, with special tokens by name if `special` is set, else without them."""
         table = self._named if special else self._bytes
         return b"".join([table[token] for token in ids]).decode("utf-8", "replace")
 
@@ -60,9 +60,9 @@ class Tokenizer:
         return self._strings[token]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """Return the text of `ids`, and the number of its characters that can be shown after each token.
+        """Return the text of `ids`, and how many of its characters can be shown after each token.
 
-        A character split over several tokens can be shown after the last of them, as in a streaming server.
+        A character split over several tokens can be shown after the last one, as in a streaming server.
         """
         joined = [self._bytes[token] for token in ids]
         text = b"".join(joined)
