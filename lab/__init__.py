@@ -1,1 +1,1 @@
-"""The lab: offline work on recorded traffic and benchmarks. The serving packages do not import it."""
+"""The lab: offline work on recorded traffic, and benchmarks. The serving packages do not import it."""

@@ -1,4 +1,4 @@
-"""Run tasks on all cores of this machine."""
+"""Runs tasks on all cores of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 _THREAD_COUNT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_work: list[Callable[[Any], Any]] = []  # in a worker process: the one function it runs
+_work: list[Callable[[Any], Any]] = []  # in a worker process: the function it runs
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def all_cores(
 ) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
     """Yield a function that applies `work` to many tasks, in processes that live until the block ends.
 
-    With a label, a bar on a terminal shows how many of the tasks are done.
+    With a label, a progress bar on a terminal shows how many tasks are done.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def all_cores(
     if count == 1:
         yield lambda tasks: _collected(map(work, tasks), len(tasks), label)
         return
-    context = multiprocessing.get_context("spawn")  # a forked process inherits locks held by threads it does not have
+    context = multiprocessing.get_context("spawn")  # a forked process inherits locks of threads that it lacks
     with _single_threaded_children(), context.Pool(count, _start_worker, (work,)) as pool:
         yield lambda tasks: _collected(pool.imap(_run_task, tasks), len(tasks), label)
         pool.close()
@@ -46,16 +46,16 @@ def all_cores(
 
 
 def _collected(results: Iterable[Result], count: int, label: str) -> list[Result]:
-    """Return the results of so many tasks as they are done."""
+    """Collect the results of `count` tasks, showing progress."""
     console, hidden = Console(stderr=True), not label or not sys.stderr.isatty()
     return list(track(results, label, count, console=console, transient=True, disable=hidden))
 
 
 @contextmanager
 def _single_threaded_children() -> Iterator[None]:
-    """Limit processes started in this block to one thread for linear algebra, since there is one process per core.
+    """Limit processes started in this block to one thread for linear algebra, as there is one process per core.
 
-    With more threads than cores they wait for each other, and a fit of milliseconds takes ten times as long.
+    With more threads than cores, threads wait for each other, and a fit of milliseconds takes ten times as long.
     """
     kept = {name: os.environ.get(name) for name in _THREAD_COUNT_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"))

@@ -1,8 +1,8 @@
-"""Intervals and percentiles of the lab.
+"""The lab's intervals and percentiles.
 
-Requests of one run share queues and batches. They are alike for as long as a queue lasts, which near saturation is
-longer than most runs, so no interval is made from the spread of requests. The unit is what is independent: the
-simulation of other traffic, a window that begins idle, or a part of a run that is long beside its longest request.
+Requests of one run share queues and batches. They are correlated for as long as a queue lasts, which near saturation is
+longer than most runs, so no interval uses the spread of requests. Its units must be independent: simulations of other
+traffic, windows that start idle, or parts of a run that are long compared with its longest request.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 TIMES: Final = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
-"""Times of requests, the headings of their columns, and the factors from seconds."""
+"""Times of requests, their column headings, and their factors from seconds."""
 REPLICATIONS: Final = 6
-"""Simulations of other traffic from which an interval is made; with more, Student's t is little smaller."""
+"""Simulations of other traffic for an interval; with more, Student's t is hardly smaller."""
 
 _FEW_REQUESTS = 100_000
-"""Requests that are simulated for intervals without being asked for: some seconds."""
+"""Most requests to simulate for intervals by default: a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 95% interval, whose ends are infinite where the data allow none.
+    """An estimate with its 95% interval, whose ends are infinite if the data allow none.
 
     Examples
     --------
@@ -52,12 +52,12 @@ class Interval:
         return Interval(self.value - 1.0, self.low - 1.0, self.high - 1.0)
 
     def saved(self) -> Interval:
-        """Return a ratio as the share that is saved."""
+        """Return a ratio as the share saved."""
         return Interval(1.0 - self.value, 1.0 - self.high, 1.0 - self.low)
 
 
 def replications_of(given: int | None, requests: int) -> int:
-    """Return how many replications are made, each of so many requests: what is asked for, else few or none.
+    """Return the number of replications, each of `requests` requests: as given, else few or none.
 
     Examples
     --------
@@ -68,12 +68,12 @@ def replications_of(given: int | None, requests: int) -> int:
 
 
 def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
-    """Return a ratio with the interval that its replications on other traffic give.
+    """Return a ratio with the interval from its replications on other traffic.
 
     Notes
     -----
-    Student's t on the logarithms, with the spread of the replications, around the ratio itself: traffic that is
-    resampled from a trace has the spread of the traffic that the trace is a sample of, but not its mean.
+    Student's t on the logarithms, with the spread of the replications, around the ratio itself: traffic resampled from
+    a trace has the spread of the traffic that the trace samples, but not its mean.
 
     References
     ----------
@@ -91,11 +91,11 @@ def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
 
 
 def of_units(up: Floats, down: Floats) -> Interval:
-    """Return a sum over another one, with the interval that independent units give.
+    """Return the ratio of two sums, with the interval from independent units.
 
     Notes
     -----
-    Student's t on the logarithm, linearised by unit: what the sums of a unit have in common does not widen it.
+    Student's t on the logarithm, linearized by unit: what a unit's two sums share does not widen it.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def of_units(up: Floats, down: Floats) -> Interval:
 
 
 def _around(ratio: float, error: float, units: int) -> Interval:
-    """Return the interval of a ratio whose logarithm has a standard error from so many units."""
+    """Return the interval of a ratio whose logarithm has this standard error, from `units` units."""
     from scipy.stats import t  # takes a while to import
 
     reach = float(t.ppf(0.975, units - 1)) * error

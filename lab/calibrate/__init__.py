@@ -1,1 +1,1 @@
-"""`gateway calibrate`: makes a calibration of closed loops that `gateway replay --live` measured."""
+"""`gateway calibrate`: makes a calibration from closed loops that `gateway replay --live` measured."""

@@ -1,4 +1,4 @@
-"""Implementation of `gateway calibrate`: closed loops as they were measured, and the calibration that fits them."""
+"""Implementation of `gateway calibrate`: measured closed loops, and the calibration that fits them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20
-_MOST_REQUESTS = 2000  # of a loop; each is compared with each
+_MOST_REQUESTS = 2000  # of a loop; every pair is compared
 _TURNAROUND_S = 0.002  # of a client
-_LONG_S = 3600.0  # until the loop begins
+_LONG_S = 3600.0  # until the loop starts
 
 
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
-    """Yield the closed loops of a file of `gateway replay --live --json`."""
+    """Yield the closed loops in a file of `gateway replay --live --json`."""
     try:
         for loop in orjson.loads(read_file(path, _MOST_BYTES))["loops"]:
             if loop["method"] is not None and loop["each"]["steps"]:
@@ -68,9 +68,9 @@ def _loop(run: Mapping[str, Any], kind: Kind) -> ServedPart:
 
 
 def played(loop: ServedPart, calibration: str) -> Replayed:
-    """Replay a loop with a calibration: the same requests, which take as many steps as measured.
+    """Replay a loop with a calibration: the same requests, with as many steps as measured.
 
-    What was cached of their prompts is the beginning of one text, which comes first.
+    The cached part of each prompt is a prefix of one text, which is sent first.
     """
     records, most = list[TraceRecord](), int(loop.cached_tokens.max())
     if most:
@@ -104,14 +104,14 @@ _HEAD = """\
 
 
 def run_calibrate(options: CalibrateOptions) -> int:
-    """Make a calibration with the options of the command line."""
+    """Make a calibration, given the command line's options."""
     loops = [loop for given in options.measured for loop in read_loops(*_file(given))]
     if not loops:
         raise UsageError("no closed loop of a known method: replay with --concurrency, and --live METHOD=URL")
     try:
         like = load_calibration(options.like)
         longest = max(int((loop.prompt_tokens + loop.output_tokens).max()) for loop in loops)
-        limits = {"max_model_len": max(longest, like.scheduler.max_model_len)}  # also of what is held out
+        limits = {"max_model_len": max(longest, like.scheduler.max_model_len)}  # including held-out loops
         own = {"hardware": options.hardware, "target": options.target or like.target}
         like = like.model_copy(update=own | {"scheduler": like.scheduler.model_copy(update=limits)})
         errors, measured, tables = _held_out(loops, like)
@@ -133,7 +133,7 @@ def _file(given: str) -> tuple[Path, Kind]:
 
 
 def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, dict[str, float], list[Table]]:
-    """Return how well a fit to every second concurrency predicts the others: words, fields of `Measured`, a table."""
+    """Return how well a fit to every other concurrency predicts the rest: words, fields of `Measured`, a table."""
     levels = sorted({loop.concurrency for loop in loops})
     if len(levels) < 2:
         return "Its error is not known: none of one concurrency can be held out.", {}, []

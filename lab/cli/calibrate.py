@@ -11,7 +11,7 @@ from lab.options.command import command
 def calibrate(options: CalibrateOptions) -> int:
     """Make a calibration of your machine, and print its error.
 
-    It is made from closed loops of `gateway replay --live --concurrency`.
+    Fits closed loops of `gateway replay --live --concurrency`.
 
     \b
     gateway calibrate loops.json --out mine.yaml --hardware "2x RTX-4090"

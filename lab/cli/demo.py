@@ -19,7 +19,7 @@ def demo(
     """Show the gateway at work without a GPU: see it learn.
 
     A gateway with five simulated replicas serves chat that turns into code edits and back; its page shows it live.
-    Ctrl-C ends all of it, and leaves nothing behind.
+    Ctrl-C ends everything and leaves nothing behind.
 
     \b
     gateway demo

@@ -13,7 +13,7 @@ from lab.replay.options import ReplayOptions
 def replay(options: ReplayOptions) -> int:
     """Replay a trace with each policy, or at endpoints, and compare.
 
-    Policies are played on simulated replicas; running endpoints are sent the trace.
+    Policies run on simulated replicas; running endpoints get the trace's requests.
 
     \b
     gateway replay trace.jsonl.zst --config pool.yaml --policy least_loaded --policy learned --report replay.html

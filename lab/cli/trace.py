@@ -39,12 +39,12 @@ app = typer.Typer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneTrace(ReadOptions):
-    """The trace of a command."""
+    """A command's trace."""
 
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, or folder of trace files.")]
 
     def again(self) -> Iterator[TraceRecord]:
-        """Yield the records of a trace that is read twice: its broken lines are not reported again."""
+        """Yield the records a second time, without reporting broken lines again."""
         return self.read(self.trace, lambda _: None)
 
 
@@ -121,7 +121,7 @@ class SampleOptions(OneTrace):
 @app.command("sample")
 @command
 def sample(options: SampleOptions) -> None:
-    """Take a part of a trace: a share, a window, the first requests.
+    """Take part of a trace: a share, a window, the first requests.
 
     \b
     gateway trace sample trace.jsonl.zst part.jsonl.zst --start 3600 --end 7200
@@ -154,7 +154,7 @@ class AnonymizeOptions(OneTrace):
 def anonymize(options: AnonymizeOptions) -> None:
     """Remove from a trace what identifies people.
 
-    That is texts, ids, key names, sessions, templates and the date.
+    These are texts, ids, key names, sessions, templates and the date.
 
     \b
     gateway trace anonymize trace.jsonl.zst out.jsonl.zst --text hashes
@@ -171,7 +171,7 @@ def anonymize(options: AnonymizeOptions) -> None:
 
 @contextmanager
 def _broken_lines() -> Iterator[BrokenLines]:
-    """Yield a reporter that prints broken lines; at the end, print their number if not all were shown."""
+    """Yield a reporter that prints broken lines; at the end, print their number if it did not show all."""
     require("lab", "duckdb")
     from lab.trace.lines import BrokenLines
 

@@ -13,7 +13,7 @@ from lab.tune.options import Goal, TuneOptions
 def tune(options: TuneOptions) -> int:
     """Search for better numbers in the rules by replaying a trace.
 
-    The search plays its first part; what it finds is validated on the rest.
+    The search plays the first part of the trace; the rest validates the result.
 
     \b
     gateway tune trace.jsonl.zst --config pool.yaml --out rules.yaml

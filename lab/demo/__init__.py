@@ -1,1 +1,1 @@
-"""A gateway with simulated replicas under a load that changes: `gateway demo`."""
+"""A gateway with simulated replicas under a changing load: `gateway demo`."""

@@ -1,4 +1,4 @@
-"""The requests of the demo: questions at temperature 0.7, and edits of code at 0."""
+"""The demo's requests: questions at temperature 0.7, and code edits at 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DemoKind:
     temperature: float
 
     def messages(self, random: Random) -> list[dict[str, str]]:
-        """Return the messages of a request of this kind, drawn at random."""
+        """Return the messages of a random request of this kind."""
         asked = _edit(random) if self is EDITS else _question(random)
         return [{"role": "system", "content": self.system}, {"role": "user", "content": asked}]
 
@@ -48,7 +48,7 @@ def _edit(random: Random) -> str:
 
 @functools.cache
 def _functions() -> list[str]:
-    """Return functions and methods of the standard library as text."""
+    """Return the source of functions and methods in the standard library."""
     library, found = Path(sysconfig.get_path("stdlib")), []
     for module in _TEXTS["modules"]:
         source = (library / f"{module}.py").read_text("utf-8")

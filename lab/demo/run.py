@@ -1,4 +1,4 @@
-"""The demo: its phases, from the start of the gateway to the end."""
+"""The demo: its phases, from the start of the gateway to its end."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from lab.trace.write import write_trace
 _START_S = 60.0
 _POLL_S = 0.05
 _UNTIL_INPUT_ENDS = 'exec 3<&0; "$@" & gateway=$!; { read _ <&3; kill $gateway; } & wait $gateway'
-"""Shell command that runs another one, and ends it once nothing holds its input open."""
+"""Shell command that runs another one, and ends it once its input closes."""
 
 
 _PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
-"""Name and share of chat of each part of the load; the other requests are edits."""
+"""Name and share of chat of each phase; the other requests are edits."""
 _PLAIN, _HEAD, _BLOCK_S = "plain", "head", 6.0
-"""The replicas that are compared meanwhile, in blocks of so many seconds."""
+"""The replicas compared meanwhile, and the seconds of a block."""
 _LEAST_PHASE_S = 30.0
-"""Shorter ones are over before anything can be found."""
+"""Shorter phases end before anything can be found."""
 _MAX_TOKENS = 100
 _INTERRUPTED = 130
 
 
 @contextmanager
 def running_gateway(port: int, folder: Path, key: str) -> Iterator[httpx.Client]:
-    """Run a gateway with the demo's pool until the block ends; its state and log are in a folder.
+    """Run a gateway with the demo's pool until the block ends; `folder` holds its state and log.
 
-    Yields a client for `/admin`, with the key.
+    Yields a client for `/admin` that sends the key.
     """
     log = folder / "gateway.log"
     config = str(resources.files("lab.demo") / "pool.yaml")
@@ -62,19 +62,19 @@ def running_gateway(port: int, folder: Path, key: str) -> Iterator[httpx.Client]
     ):
         headers = {"authorization": f"Bearer {key}"}
         with httpx.Client(base_url=_url(process, log), headers=headers, timeout=60.0, trust_env=False) as client:
-            while not all_up(client):  # of two that are compared, both must be there
+            while not all_up(client):  # a comparison needs both replicas
                 time.sleep(_POLL_S)
             yield client
 
 
 def all_up(client: httpx.Client) -> bool:
-    """Return whether every replica is up, where `/readyz` wants one of each model."""
+    """Return whether every replica is up; `/readyz` asks for only one per model."""
     models = client.get("/admin/pool").raise_for_status().json()["models"]
     return all(each["state"] == "up" for model in models.values() for each in model["backends"].values())
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the address of the gateway once it listens."""
+    """Return the gateway's address once it listens."""
     until_s = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < until_s:
         if match := re.search(r"Listening at (\S+)", log.read_text("utf-8")):
@@ -84,12 +84,12 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None:
-    """Run a gateway with simulated replicas under chat that turns into code edits and back, and show its page."""
+    """Run a gateway with simulated replicas on chat that turns into code edits and back, and show its page."""
     print("Starting a gateway with five simulated replicas ...", flush=True)
     key = secrets.token_hex(16)
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name), key) as client:
         url = str(client.base_url).rstrip("/")
-        print(f"Open {url}/dashboard#key={key}\nCtrl-C ends it.\n", flush=True)  # browsers send no key behind a #
+        print(f"Open {url}/dashboard#key={key}\nCtrl-C ends it.\n", flush=True)  # browsers do not send what follows #
         if phase_s >= _LEAST_PHASE_S:
             asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "explore": 0, "usual": False}
             client.post("/admin/compare/start", json=asked).raise_for_status()
@@ -105,7 +105,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
 
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
-    """Return so many requests without times."""
+    """Return `count` requests without times."""
     kinds: list[DemoKind] = [CHAT if random.random() < chat_share else EDITS for _ in range(count)]
     return [
         TraceRecord(
@@ -120,13 +120,13 @@ def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord
 
 
 def _found(client: httpx.Client) -> str:
-    """Return what is known by now of the replica with a head against the plain one."""
+    """Return the finding so far on the replica with a head against the plain one."""
     found = client.get("/admin/compare").raise_for_status().json()["models"].get(MODEL)
     return "" if found is None else f"compared, {found['stage']}: {found['sentence']}"
 
 
 def _rules(client: httpx.Client) -> str:
-    """Write what was learned as rules, and return how many they are."""
+    """Distill what was learned into rules, and return their number in words."""
     answer = client.post("/admin/policy/distill", json={"model": MODEL})
     if not answer.is_success:
         return f"no rules yet: {answer.json()['error']['message']}"

@@ -32,11 +32,11 @@ _INTERRUPTED = 130
 
 
 Sent = dict[Condition, dict[str, tuple[LiveOutcome, Counted]]]
-"""What came of each load, by the name of its row."""
+"""Outcome of each load, by the name of its row."""
 
 
 def run_live(options: ReplayOptions) -> int:
-    """Send a trace to each endpoint with the options of the command line."""
+    """Send a trace to each endpoint, given the command line's options."""
     sent: Sent = {}
     try:
         slo = slo_bounds(options.slo)
@@ -85,10 +85,10 @@ async def _send(
     seed: int | None,
     sent: Sent,
 ) -> None:
-    """Inspect all endpoints, then send each load to each; add the outcomes of the runs that were started."""
+    """Inspect all endpoints, then send each load to each; add the outcomes of all started runs to `sent`."""
     apis = {api for load in loads.values() for api in load.apis}
     infos = [await inspect_endpoint(endpoint, apis, seed or 0) for endpoint in endpoints]
-    # By default texts differ from run to run, so that no prefix cache has them.
+    # By default texts differ between runs, so that no prefix cache contains them.
     texts = token_hex(8) if seed is None else str(seed)
     runs = product(loads.items(), zip(endpoints, infos, strict=True))
     for number, ((condition, load), (endpoint, info)) in enumerate(runs):
@@ -103,7 +103,7 @@ async def _send(
 
 
 def _rows(outcomes: Mapping[str, LiveOutcome]) -> ReplayPage:
-    """Return what the page draws."""
+    """Return the contents of the page."""
     played = {name: one.replayed()[0] for name, one in outcomes.items()}
     trace = next(iter(outcomes.values())).trace
     served = {name: result for name, result in played.items() if len(result.e2e_s)}
@@ -118,7 +118,7 @@ def _rows(outcomes: Mapping[str, LiveOutcome]) -> ReplayPage:
 def _said(
     document: dict[str, Any], outcomes: Mapping[str, LiveOutcome], slo: Mapping[str, float], left_out: int
 ) -> list[str | Table]:
-    """Return what stands on the terminal."""
+    """Return the contents of the terminal output."""
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
     parts: list[str | Table] = [
         document["verdict"],

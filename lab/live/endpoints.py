@@ -1,4 +1,4 @@
-"""The endpoints that a trace is sent to, and their checks before the first run."""
+"""The endpoints that get a trace, and their checks before the first run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of an answer
 
 @dataclass(frozen=True, slots=True)
 class LiveEndpoint:
-    """An endpoint, and what its requests have in common.
+    """An endpoint, and what all its requests share.
 
     Examples
     --------
@@ -37,14 +37,14 @@ class LiveEndpoint:
     name: str  # unique name in tables
     url: str
     address: Address
-    prefix: str = ""  # part of its paths before `/v1`; usually empty
+    prefix: str = ""  # of its paths, before `/v1`; usually empty
     headers: Sequence[tuple[str, str]] = ()  # headers of every request: the API key
-    # Model to request; None for the request's own model if the endpoint lists it, else the first listed.
+    # Model to request; None: the request's own model if the endpoint lists it, else the first one listed.
     model: str | None = None
 
     @classmethod
     def of(cls, given: str, model: str | None, api_key: str | None) -> Self:
-        """Return the endpoint of `[NAME=]URL`, with or without `/v1` at its end; its default name is its address."""
+        """Return the endpoint of `[NAME=]URL`, with or without a final `/v1`; the default name is the address."""
         is_named = "=" in given.partition("://")[0] or given.partition("=")[2].startswith("unix:")
         name, url = given.split("=", 1) if is_named else ("", given)
         try:
@@ -60,7 +60,7 @@ class LiveEndpoint:
         return cls(name or address.path or address.authority.decode(), url, address, prefix, headers, model)
 
     def client(self) -> httpx.AsyncClient:
-        """Return a client for what is asked beside the run."""
+        """Return a client for requests outside the run."""
         scheme = "https" if self.address.tls else "http"
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=self.address.path, trust_env=False),
@@ -85,7 +85,7 @@ def endpoints_of(given: Sequence[str], model: str | None, api_key: str | None) -
 
 
 async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> EndpointInfo:
-    """Look up the models, and send two short requests to each API to check that they are answered."""
+    """List the models, and check each API with two short requests."""
     words = every_word(Random(f"{seed}/probe"))
     try:
         async with endpoint.client() as client:
@@ -109,7 +109,7 @@ async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: 
 
 
 async def engine_counters(endpoint: LiveEndpoint) -> EngineMetrics | None:
-    """Return the engine's counters; None if it has none."""
+    """Return the engine's counters; None without any."""
     try:
         async with endpoint.client() as client:
             status, page = await fetch(client, "/metrics", MOST_PAGE_BYTES)
@@ -133,7 +133,7 @@ async def _models(endpoint: LiveEndpoint, client: httpx.AsyncClient) -> list[str
 
 
 async def _probe(endpoint: LiveEndpoint, client: httpx.AsyncClient, api: str, model: str, words: Sequence[str]) -> int:
-    """Send a prompt of these words, and return the engine's token count; 0 if it does not say."""
+    """Send a prompt of these words; return the engine's token count, 0 if it does not say."""
     body = orjson.loads(body_of(api, model, " ".join(words), 1)) | {"stream": False}
     del body["stream_options"]
     status, answer = await fetch(client, PATHS[api], _MOST_BYTES, method="POST", body=body)

@@ -1,4 +1,4 @@
-"""The load generator: sends requests when they are due and records when each chunk of an answer arrives."""
+"""The load generator: sends requests when due, and records when each chunk of an answer arrives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from backends.http.wire import request_head
 from lab.live.record import AnswerReader, Record, error_message
 
 INTERRUPTED = "interrupted"
-"""`Record.error` of a request that was aborted because the run was stopped."""
+"""`Record.error` of a request aborted because the run was stopped."""
 
 _CONNECT_S = 10.0
-_EARLY_S = 0.0005  # timers of the event loop have a resolution of a millisecond
+_EARLY_S = 0.0005  # the event loop's timers have a resolution of a millisecond
 _ERROR_BODY_BYTES = 4096
 _BACKEND = b"x-gateway-backend"
-_PREPARED_REQUESTS = 5_000  # made before the run begins; making later ones delays the reading of chunks
+_PREPARED_REQUESTS = 5_000  # made before the run; making later ones delays the reading of chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Request:
 
     path: str
     body: bytes
-    headers: Sequence[tuple[bytes, bytes]] = ()  # besides those of all requests
+    headers: Sequence[tuple[bytes, bytes]] = ()  # in addition to those of all requests
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorHealth:
-    """Health of the generator itself during a run."""
+    """The generator's own health during a run."""
 
     cpu_share: float  # share of one core used, 0 to 1; near 1, the generator is the bottleneck
-    late_s: float  # delay of a request behind its due time, 99th percentile; chunks are recorded as late
+    late_s: float  # delay of requests behind their due time, 99th percentile; chunks are recorded equally late
 
 
 class InFlightRequest(Receiver):
@@ -61,7 +61,7 @@ class InFlightRequest(Receiver):
         self.record.backend = next((value.decode("latin-1") for name, value in headers if name == _BACKEND), "")
 
     def on_data(self, data: bytes) -> None:
-        """Handle data of the body: read its chunks, or keep the beginning of an error."""
+        """Handle data of the body: read its chunks, or keep the start of an error."""
         if self._status == 200:
             self._reader.feed(data, time.perf_counter())
         elif len(self._error_body) < _ERROR_BODY_BYTES:
@@ -81,7 +81,7 @@ class InFlightRequest(Receiver):
         self._end()
 
     def abort(self, kind: str, detail: str) -> None:
-        """Close the connection, so that the engine drops the request."""
+        """Close the connection, so that the engine aborts the request."""
         if self.call is not None:
             self.call.cancel()
         self.record.fail(kind, detail)
@@ -97,7 +97,7 @@ class InFlightRequest(Receiver):
 class Generator:
     """Sends the requests of one run to one server, each when it is due, regardless of the others.
 
-    With `at_once`, no more than so many are under way, and one that is due waits for the end of another.
+    With `at_once`, at most that many are in flight, and a due request waits for another to end.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Generator:
         self._prepared: list[Request] = []
         self._next_timer: asyncio.TimerHandle | None = None
         self._start_s = 0.0
-        self._pending = bool(due_s)  # whether more requests are to be sent
-        self.records: list[Record] = []  # all requests sent, in order; those in flight have `ended_s` 0
+        self._pending = bool(due_s)  # whether there are more requests to send
+        self.records: list[Record] = []  # of all requests sent, in order; those in flight have `ended_s` 0
 
     async def run(self) -> GeneratorHealth:
         """Send all requests, and return when all have ended."""

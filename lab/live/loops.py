@@ -1,4 +1,4 @@
-"""Closed loops as an engine served them: what `gateway calibrate` reads."""
+"""Closed loops as an engine served them, for `gateway calibrate` to read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lab.past.served import EACH
 
 
 class Counted(NamedTuple):
-    """What an engine counted meanwhile."""
+    """What an engine counted during a loop."""
 
     acceptance: CountedAcceptance | None
-    kv_tokens: int  # tokens that its KV cache holds; 0 if it does not say
+    kv_tokens: int  # capacity of its KV cache; 0 if it does not say
 
 
 def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dict[str, Any]:
-    """Return a closed loop for JSON; the method is what the endpoint was named."""
+    """Return a closed loop for JSON; the endpoint's name is the method."""
     name = outcome.endpoint.name
     first_s = min((record.sent_s for record in outcome.records), default=0.0)
     rows = [

@@ -26,8 +26,8 @@ class Record:
     (0.5, 1.5, 3, 0.5)
     """
 
-    index: int  # index in the workload; the same index is the same prompt for every target
-    # due_s, sent_s, ended_s: time at which it was due, was sent, and ended or failed, by `time.perf_counter`.
+    index: int  # in the workload; an index has the same prompt for every target
+    # due_s, sent_s, ended_s: when it was due, was sent, and ended or failed, by `time.perf_counter`.
     due_s: float
     sent_s: float = 0.0
     ended_s: float = 0.0
@@ -36,7 +36,7 @@ class Record:
     usage: Usage | None = None
     error: str | None = None  # kind of failure, such as `connect` or `http 400`; None for success
     detail: str = ""  # message of the failure
-    backend: str = ""  # replica that served it, from `x-gateway-backend`; empty without a gateway
+    backend: str = ""  # replica that served it, by `x-gateway-backend`; empty without a gateway
 
     @property
     def output_tokens(self) -> int:
@@ -69,8 +69,8 @@ class Record:
 class AnswerReader:
     r"""Reads a streamed answer and records the arrival of its chunks.
 
-    Chunks with `choices` count, as in `vllm bench serve`, except one that only names the role: vLLM sends it together
-    with the first token, other engines long before.
+    Chunks with `choices` count, as in `vllm bench serve`, except one that only names the role: vLLM sends it with the
+    first token, other engines long before.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class AnswerReader:
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an error in OpenAI's format, or the body if it has another format.
+    """Return the message of an error in OpenAI's format; in any other format, the body.
 
     Examples
     --------

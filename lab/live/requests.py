@@ -1,4 +1,4 @@
-"""Requests to an endpoint, built from the records of a trace."""
+"""Builds requests to an endpoint from the records of a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORKLOAD = b"x-gateway-workload"
 
 
 def api_of(record: TraceRecord) -> str | None:
-    """Return the API for a request, `chat` or `completions`; None if it does not generate text.
+    """Return a request's API, `chat` or `completions`; None if it does not generate text.
 
     Examples
     --------
@@ -38,7 +38,8 @@ def api_of(record: TraceRecord) -> str | None:
 def body_of(api: str, model: str, content: str | Sequence[Any], max_tokens: int | None, **others: Any) -> bytes:
     """Return the body of a streamed request with usage, as `vllm bench serve` sends it.
 
-    `content` is a text, the messages of a chat, or the token ids of a completion. What is None is left to the engine.
+    `content` is a text, the messages of a chat, or the token ids of a completion. Fields of None are omitted, which
+    leaves them to the engine.
     """
     fields: dict[str, Any] = {"model": model}
     if api == CHAT:
@@ -52,9 +53,9 @@ def body_of(api: str, model: str, content: str | Sequence[Any], max_tokens: int 
 
 @dataclass(frozen=True, slots=True)
 class EndpointInfo:
-    """What an endpoint says about itself."""
+    """What an endpoint reports about itself."""
 
-    models: tuple[str, ...]  # models that requests may ask for by their own name
+    models: tuple[str, ...]  # models that requests may name themselves
     model: str  # model of all other requests
     scales: Mapping[str, TokenScale]  # token scale by API
 
@@ -62,8 +63,8 @@ class EndpointInfo:
 class LiveRequests:
     """Builds the requests for one endpoint.
 
-    The prompt is that of the record, as messages, text or token ids; else generated text of the recorded length
-    (`Texts`). The length of the answer is limited to the recorded one, or to `max_tokens` if that is unknown.
+    The prompt is the record's, as messages, text or token ids; else generated text of the recorded length (`Texts`).
+    The answer's length is limited to the recorded one or, if that is unknown, to `max_tokens`.
 
     Examples
     --------
@@ -78,12 +79,12 @@ class LiveRequests:
     ) -> None:
         self._records = records
         self._info = info
-        self._prefix = prefix  # part of the paths before `/v1`
+        self._prefix = prefix  # of the paths, before `/v1`
         self._texts = {api: Texts(scale, seed) for api, scale in info.scales.items()}
         self._ignore_eos = ignore_eos  # whether answers run to their limit (vLLM)
 
     def __call__(self, number: int) -> Request:
-        """Return request `number`, with its workload for a gateway."""
+        """Return request `number`, which declares its workload to a gateway."""
         record = self._records[number]
         api = api_of(record) or CHAT
         limit = record.max_tokens if record.output_tokens is None else record.output_tokens

@@ -1,4 +1,4 @@
-"""Live runs: a trace that is sent to one endpoint after the other."""
+"""Live runs: sends a trace to one endpoint after the other."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class LiveLoad:
 
     trace: Sequence[TraceRecord]
     due_s: Sequence[float]  # send times in seconds after the first, ascending
-    left_out: int  # number of requests of the trace that generate no text
-    at_once: int | None = None  # largest number under way, of a closed loop
+    left_out: int  # number of the trace's requests that generate no text
+    at_once: int | None = None  # most in flight, in a closed loop
 
     @classmethod
     def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int, at_once: int | None = None) -> LiveLoad:
-        """Return the load of requests with their times, of which some are needed beside the warm-up."""
+        """Return the load of timed requests; raise if the warm-up leaves none."""
         sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
         if not sent:
             raise UsageError("the trace has no requests that generate text")
@@ -49,7 +49,7 @@ class LiveLoad:
 
     @property
     def apis(self) -> set[str]:
-        """The APIs that are called."""
+        """The APIs that the requests use."""
         return {api for record in self.trace if (api := api_of(record)) is not None}
 
 
@@ -60,7 +60,7 @@ class LiveOutcome:
     endpoint: LiveEndpoint
     model: str
     trace: Sequence[TraceRecord]
-    records: Sequence[Record]  # of the requests that were sent
+    records: Sequence[Record]  # of the requests sent
     health: GeneratorHealth
     warmup: int  # number of first requests that do not count
 
@@ -77,7 +77,7 @@ class LiveOutcome:
 
     @property
     def failures(self) -> dict[str, tuple[int, str]]:
-        """Number of failed requests by kind, and the message of the first; not those of a run that was stopped."""
+        """Number of failed requests by kind, and the message of the first; excludes requests of a stopped run."""
         failed = [record for record in self.counted if record.error not in {None, INTERRUPTED}]
         counts = Counter(record.error or "" for record in failed)
         examples = {record.error: record.detail for record in reversed(failed)}
@@ -86,7 +86,7 @@ class LiveOutcome:
     def replayed(self) -> tuple[Replayed, list[str]]:
         """Return the result of the requests after the warm-up, and the names of its backends.
 
-        There are no names if the answers do not name their backend.
+        The names are empty if the answers do not name their backend.
         """
         done = self.done
         named = any(record.backend for record in done)
@@ -112,7 +112,7 @@ class LiveOutcome:
         return figures_of(*self.replayed(), slo) | {"failures": failures, "notes": self.notes()}
 
     def remarks(self) -> list[str]:
-        """Return what has failed, and the notes."""
+        """Return the failures and the notes."""
         failures = self.failures.items()
         return [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in failures] + self.notes()
 
@@ -146,17 +146,17 @@ class LiveOutcome:
 
 
 class Session:
-    """Sends loads to one endpoint after the other, so that they do not compete for the machine, until it is stopped."""
+    """Sends loads to one endpoint at a time, so that they do not compete for the machine, until stopped."""
 
     def __init__(self, *, warmup: int, timeout_s: float, ignore_eos: bool) -> None:
         self._warmup, self._timeout_s, self._ignore_eos = warmup, timeout_s, ignore_eos
-        self.stopped = False  # whether it was ended early by Ctrl-C or SIGTERM
+        self.stopped = False  # whether Ctrl-C or SIGTERM ended it early
         self._console = Console(stderr=True, highlight=False)
         self._sending: Generator | None = None
         self._work: asyncio.Task[None] | None = None
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work that calls `send`; Ctrl-C and SIGTERM end the run in progress, or else cancel the work."""
+        """Do work that calls `send`; Ctrl-C and SIGTERM end the run in progress, or cancel the work without one."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
         self._work = background.start("lab", work, raises=Exception)

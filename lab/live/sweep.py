@@ -1,4 +1,4 @@
-"""The loads of a live run: a trace at each rate or in closed loops, at each temperature."""
+"""The loads of a live run: a trace at each rate or in each closed loop, at each temperature."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lab.live.session import LiveLoad
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
 
-_LEAST, _TURNS = 24, 6  # requests of a closed loop: at least, and for each at once
+_LEAST, _TURNS = 24, 6  # requests of a closed loop: at least, and per concurrent one
 
 
 class Condition(NamedTuple):
-    """What is the same for all endpoints of a run.
+    """What all endpoints of a run share.
 
     Examples
     --------
@@ -24,9 +24,9 @@ class Condition(NamedTuple):
     ('4 requests/s, temperature 0.7', '8 requests at once', 'the rate of the trace')
     """
 
-    rate: float | None  # requests per second; None for that of the trace
-    at_once: int | None  # requests under way in a closed loop, which has no rate
-    temperature: float | None  # None for that of the requests
+    rate: float | None  # requests per second; None: the trace's
+    at_once: int | None  # requests in flight in a closed loop, which has no rate
+    temperature: float | None  # None: the requests' own
 
     def __str__(self) -> str:
         words = "the rate of the trace" if self.rate is None else f"{self.rate:g} requests/s"
@@ -35,7 +35,7 @@ class Condition(NamedTuple):
 
 
 def loads_of(options: ReplayOptions) -> Mapping[Condition, LiveLoad]:
-    """Return the requests under each condition, in the order in which they are sent."""
+    """Return the requests under each condition, in sending order."""
     if options.concurrency and (options.rate or options.for_s):
         raise UsageError("--concurrency: a closed loop has no --rate and no --for; give one of them")
     if options.for_s and not options.rate:
@@ -47,7 +47,7 @@ def loads_of(options: ReplayOptions) -> Mapping[Condition, LiveLoad]:
     loads = {}
     for temperature, (rate, many) in product(options.temperature or (None,), paces):
         sent = records
-        if many is not None:  # what an engine has cached of one loop helps no other
+        if many is not None:  # an engine's cache from one loop must not help another
             sent = list(islice(endless, options.limit or max(_LEAST, _TURNS * many)))
         elif rate is not None and options.for_s is not None:
             count = max(1, round(rate * options.for_s))

@@ -10,7 +10,7 @@ from random import Random
 
 from lab.trace.record import TraceRecord
 
-# Common words: in nearly every BPE vocabulary each of them, with its leading space, is one token.
+# Common words: in nearly every BPE vocabulary each, with its leading space, is one token.
 _WORDS = files("lab.live").joinpath("words.txt").read_text("utf-8").split()
 _KEPT_BLOCKS = 8192  # of 512 words each, about 25 MB
 
@@ -49,7 +49,7 @@ def random_text(random: Random, words: int) -> str:
 
 
 def every_word(random: Random) -> list[str]:
-    """Return each word of generated prompts once, in random order: a text with exactly their mean tokens per word."""
+    """Return every word of generated prompts once, in random order: a text with exactly their mean tokens per word."""
     return random.sample(_WORDS, len(_WORDS))
 
 
@@ -57,7 +57,7 @@ class Texts:
     """Generates prompts of random words with the lengths of a trace.
 
     Prompts share the text of their common prefix blocks, so that a prefix cache saves as much as for the recorded
-    prompts. Otherwise no two prompts have anything in common.
+    prompts. Otherwise prompts share nothing.
 
     Examples
     --------
@@ -68,8 +68,8 @@ class Texts:
     """
 
     def __init__(self, scale: TokenScale, seed: str) -> None:
-        self._scale = scale  # tokens per word of the engine
-        self._seed = seed  # seed; another one gives other texts, which no cache contains
+        self._scale = scale  # the engine's tokens per word
+        self._seed = seed  # another seed gives other texts, which no cache contains
         self._block = lru_cache(_KEPT_BLOCKS)(self._made)
 
     def prompt(self, record: TraceRecord, number: int) -> str:

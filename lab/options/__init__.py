@@ -1,1 +1,1 @@
-"""Parsing of options that several commands share."""
+"""Options that several commands share."""

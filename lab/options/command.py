@@ -1,4 +1,4 @@
-"""Commands made from a dataclass of options, so that each option is written once."""
+"""Makes commands from a dataclass of options, so that each option is written once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Options = TypeVar("Options")
 
 
 def command(run: Callable[[Options], int | None]) -> Callable[..., None]:
-    """Return the typer command of a function of a dataclass; it exits with the status that the function returns.
+    """Return a typer command for a function that takes a dataclass; it exits with the status the function returns.
 
-    The fields are annotated like parameters of a typer command; `tuple[T, ...]` is an option that may be repeated.
+    Annotate the fields like parameters of a typer command; `tuple[T, ...]` makes an option repeatable.
     """
     [options, *_] = get_type_hints(run).values()
     hints = get_type_hints(options, include_extras=True)
@@ -39,7 +39,7 @@ def command(run: Callable[[Options], int | None]) -> Callable[..., None]:
 
 
 def _listed(hint: Any) -> Any:
-    """Return an annotation for typer, which knows repeated options as lists."""
+    """Return an annotation for typer, which takes repeatable options as lists."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *details = get_args(hint)

@@ -18,12 +18,12 @@ _MOST_BYTES = 1 << 20
 
 
 def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
-    """Return the settings, with `seed` filled in if the policy is randomized and has no seed."""
+    """Return the settings; if the policy is randomized and has no seed, fill in `seed`."""
     return settings.model_copy(update={"seed": seed}) if getattr(settings, "seed", 0) is None else settings
 
 
 def named_reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
-    """Return the policy that one `--policy` names, with a title."""
+    """Return the title and the policy that one `--policy` names."""
     path = Path(text)
     if path.suffix in (".yaml", ".yml"):
         try:
@@ -46,7 +46,7 @@ def _parsed(content: str, given: str) -> PolicyReference:
         raise UsageError(f"--policy {given}: {position.line}:{position.column}: {issue.message}; {issue.hint}")
     data = document.data
     if isinstance(data, dict) and isinstance(data.get("policy"), dict):
-        data = data["policy"]  # copied from a pool file together with its key
+        data = data["policy"]  # copied from a pool file with its key
     return _validated(data, given)
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the trace that they name."""
+"""Options that several commands share, and reading the trace they name."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class ReadOptions:
     def read(
         self, paths: Path | Sequence[Path], report: Report | None = None, *, in_order: bool = False
     ) -> Iterator[TraceRecord]:
-        """Yield all records as `lab.trace.read.read_trace` does; broken lines are printed on standard error."""
+        """Yield all records as `lab.trace.read.read_trace` does; print broken lines on standard error."""
         from lab.trace.formats.format import Units
         from lab.trace.lines import BrokenLines
         from lab.trace.read import read_trace
@@ -155,7 +155,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions(ReadOptions):
-    """The trace of a command, and how much of it is used."""
+    """A command's trace, and how much of it to use."""
 
     trace: Annotated[tuple[Path, ...], typer.Argument(help="Traces in any format: files, or folders of them.")]
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
@@ -170,7 +170,7 @@ Speed = Annotated[float, typer.Option(metavar="S", callback=above_zero, help="Sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedOptions(TraceOptions):
-    """The trace of a command that plays it, and how fast."""
+    """The trace that a command plays, and how fast."""
 
     rate: Annotated[
         float | None,
@@ -179,6 +179,6 @@ class PacedOptions(TraceOptions):
     speed: Speed = 1.0
 
     def __post_init__(self) -> None:
-        """Check that only one of rate and speed is given."""
+        """Check that at most one of rate and speed is given."""
         if self.rate is not None and self.speed != 1.0:
             raise UsageError("--rate: cannot be combined with --speed; give one of the two")

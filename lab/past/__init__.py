@@ -1,1 +1,1 @@
-"""What replicas did with the requests of a trace: step times fitted to it, and the replay that tests them."""
+"""How replicas served the requests of a trace: step times fitted to it, and the replay that tests them."""

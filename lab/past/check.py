@@ -1,4 +1,4 @@
-"""The replay of the past: each recorded request where and when it was sent, beside what was recorded."""
+"""The replay of the past: replays each recorded request where and when it was sent, and compares with the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.simulation.table import RequestTable
 from lab.statistics import TIMES, Floats, cell
 
 ERROR = 0.10
-"""Error of a replica's mean time or time per token beyond which a forecast is not to be relied on."""
+"""Error of a replica's mean time or time per token beyond which a forecast is unreliable."""
 _WINDOW, _WINDOWS = 4000, 5
 _FEW = 16
 _CORRECTIONS, _CLOSE = 4, 0.02
@@ -29,11 +29,11 @@ _JUDGED = {"e2e_s": "mean time", "tpot_s": "time per token"}
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Mean times of a replica in seconds, as recorded and as replayed, of the same requests."""
+    """Mean times of a replica in seconds, recorded and replayed, over the same requests."""
 
     name: str
     requests: int
-    recorded: Means  # by `e2e_s`, `ttft_s` and `tpot_s`; None if no request has it
+    recorded: Means  # by `e2e_s`, `ttft_s` and `tpot_s`; None if no request has one
     replayed: Means
 
     def error(self, time: str) -> float | None:
@@ -44,7 +44,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class PastReplay:
-    """How a replay of the past compares with it."""
+    """How a replay of the past compares with the record."""
 
     pool: SimulatedPool
     replicas: tuple[Compared, ...] = ()
@@ -65,12 +65,12 @@ class PastReplay:
         return f"{start} replay of the past is off by at most {errors}{of}."
 
     def beside(self, verdict: str) -> str:
-        """Return a verdict with the error of the replay, which comes first where it is large."""
+        """Return a verdict with the replay's error, which comes first if it is large."""
         parts = [verdict, self.said()]
         return " ".join(parts[::-1] if (self.error or 0.0) > ERROR else parts)
 
     def parts(self) -> list[str | Table]:
-        """Return what stands before the results: where the step times are from, and recorded beside replayed."""
+        """Return what precedes the results: the source of the step times, and recorded next to replayed times."""
         table = text_table(HEADINGS, left=1)
         for one in self.replicas:
             cells = [one.name, f"{one.requests:,}"]
@@ -107,10 +107,10 @@ class PastReplay:
 
 
 def past_of(pool: SimulatedPool, requests: RequestTable, seed: int = 0) -> PastReplay:
-    """Replay the requests that went to replicas of the pool, each to where it went, and compare.
+    """Replay the requests that went to replicas of the pool, each on its own replica, and compare.
 
-    A fit is corrected by the requests that it has seen, as steps that take too long also bring more requests together.
-    What is compared are the others.
+    The requests that a fit has seen correct it, as steps that take too long also make more requests overlap. The
+    comparison uses the other requests.
     """
     recording = _Recording(pool, requests, seed)
     best, least = pool, math.inf
@@ -126,7 +126,7 @@ def past_of(pool: SimulatedPool, requests: RequestTable, seed: int = 0) -> PastR
 
 
 class _Recording:
-    """Requests that went to replicas of a pool; of many, windows spread over the trace."""
+    """Requests that went to replicas of a pool; if there are many, windows spread over the trace."""
 
     def __init__(self, pool: SimulatedPool, requests: RequestTable, seed: int) -> None:
         self._requests, self._seed = requests, seed
@@ -140,7 +140,7 @@ class _Recording:
         self._replayed: tuple[SimulatedPool | None, dict[str, Floats]] = None, {}
 
     def compared(self, pool: SimulatedPool, half: int) -> list[Compared]:
-        """Return each replica's means of every second request, from the first or second; all if nothing was fitted."""
+        """Return each replica's means over every other request, from the first or second; over all without a fit."""
         if self._replayed[0] is not pool:
             self._replayed = pool, self._replay(pool)
         replayed, found = self._replayed[1], []
@@ -154,7 +154,7 @@ class _Recording:
         return found
 
     def _replay(self, pool: SimulatedPool) -> dict[str, Floats]:
-        """Return the times of the requests in a replay; of the first ones of a window, which begins idle, NaN."""
+        """Return the times of the requests in a replay; NaN for the first of a window, which starts idle."""
         replayed = {time: np.full(len(self._sent_to), np.nan) for time in self._recorded}
         count, outcomes = len(self._chosen), self._outcomes
         length = count if count <= _WINDOW * _WINDOWS else _WINDOW
@@ -169,7 +169,7 @@ class _Recording:
         return replayed
 
     def _means(self, of: Mapping[str, Floats], beside: Mapping[str, Floats], own: npt.NDArray[np.int64]) -> Means:
-        """Return means of what both know of some requests; the time per token is over all of their tokens."""
+        """Return means over the requests for which both have a time; time per token is weighted by tokens."""
         means: dict[str, float | None] = {}
         for time, values in of.items():
             both = own[~np.isnan(values[own]) & ~np.isnan(beside[time][own])]

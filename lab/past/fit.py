@@ -1,4 +1,4 @@
-"""The fit of a calibration to closed loops, towards another calibration."""
+"""Fits a calibration to closed loops, regularized towards another calibration."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from backends.speculation import Method
 from lab.past.served import ATTENDED, OUTSIDE, Cost, ServedPart, StepRows, rows_of
 
 NOISE, FIRST_NOISE = 0.01, 0.05
-"""Relative standard deviation of what a loop measures, and of its times to the first token."""
+"""Relative standard deviations of a loop's measurements, and of its times to the first token."""
 DOUBT, LEAST_DOUBT = 0.5, 0.05
-"""Standard deviations of the other calibration's costs: as a share of each, and of drafting at least of a step."""
-_LONG_TOKENS = 4096  # of a prompt from which attention to what is before it shows in its time
+"""Standard deviations of the other calibration's costs: as a share of each, and for drafting at least of a step."""
+_LONG_TOKENS = 4096  # of a prompt from which its time shows attention to the tokens before
 _ROUNDS = 3
 
 
 def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed loops") -> dict[str, Any]:
-    """Return the document of a calibration: `like` with the times, drafting, acceptance and memory of what was served.
+    """Return a calibration's document: `like` with the times, drafting, acceptance and memory of the served requests.
 
-    The costs are a non-negative least squares fit of relative errors, towards those of `like` times the factor by which
-    this machine is slower. Methods that were not measured have these.
+    The costs are a non-negative least squares fit of relative errors, regularized towards those of `like` times the
+    factor by which this machine is slower. Unmeasured methods keep the latter.
     """
     from scipy.optimize import nnls  # slow to import
 
@@ -46,8 +46,8 @@ def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed l
         matrix, right = [np.eye(len(prior))], [np.array(list(prior.values())) / doubt]
         costs = dict(zip(prior, values, strict=True))
         for row in rows:
-            # As many as are looked at together count as one measurement. The error is relative to what is expected: to
-            # what was measured, short times would count for more than long ones, and the mean would come out too small.
+            # Requests examined together count as one measurement. The error is relative to the expected time: relative
+            # to the measured one, short times would outweigh long ones, and the mean would come out too small.
             noise = FIRST_NOISE if row.is_first else NOISE
             weight = 1 / (noise * row.expected_s(costs) * len(row.seconds) ** 0.5)
             nothing = np.zeros(len(weight))
@@ -78,7 +78,7 @@ def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed l
 
 
 def _least_doubt(cost: Cost, rows: Sequence[StepRows], free: Container[Cost]) -> float:
-    """Return how far a cost may at least be from what the other calibration has, which may lack it."""
+    """Return the least standard deviation of a cost, as the other calibration may lack it."""
     shares = [float(np.median(row.amounts[cost] / row.seconds)) for row in rows if cost in row.amounts]
     if cost not in free or not any(shares):
         return 1e-12
@@ -86,7 +86,7 @@ def _least_doubt(cost: Cost, rows: Sequence[StepRows], free: Container[Cost]) ->
 
 
 def _memory(loops: Sequence[ServedPart], like: Calibration) -> dict[str, object]:
-    """Return memory for the KV cache that an engine said it has; nothing if none did."""
+    """Return memory that gives the KV cache an engine reported; empty if none did."""
     tokens = {loop.method: loop.kv_tokens for loop in loops if loop.kv_tokens}
     if not tokens:
         return {}
@@ -99,9 +99,9 @@ def _memory(loops: Sequence[ServedPart], like: Calibration) -> dict[str, object]
 
 
 def _acceptance(loops: Sequence[ServedPart], like: Calibration) -> dict[Method, dict[str, Any]]:
-    """Return the acceptance at temperature 0 that gives what was counted, with the spread of requests of `like`."""
+    """Return the acceptance at temperature 0 that explains the counts, with the spread between requests of `like`."""
     found: dict[Method, dict[str, Any]] = {}
-    lookups = (Method.NGRAM, Method.SUFFIX)  # these are replayed on the text
+    lookups = (Method.NGRAM, Method.SUFFIX)  # replayed on the text
     counted = [loop for loop in loops if loop.by_position and loop.kind and loop.method not in lookups]
     for method, kind in dict.fromkeys((loop.method, loop.kind or Kind.CHAT) for loop in counted):
         own = [loop for loop in counted if (loop.method, loop.kind) == (method, kind)]
@@ -113,7 +113,7 @@ def _acceptance(loops: Sequence[ServedPart], like: Calibration) -> dict[Method, 
         weights = np.array([[loop.steps.sum()] for loop in own]) * ~np.isnan(rates)
         rate = np.clip(np.nansum(rates * weights, axis=0) / weights.sum(axis=0), 0.001, 0.995)
         spread = like.acceptance(method, kind).request_spread
-        # A spread of the logits pulls the mean towards a half: to second order by this.
+        # A spread of the logits pulls the mean towards 1/2, by this to second order.
         logits = np.log(rate / (1 - rate)) - spread**2 / 2 * (1 - 2 * rate)
         by_position = (1 / (1 + np.exp(-logits))).round(4).tolist()
         entry = {

@@ -1,4 +1,4 @@
-"""The replicas of a pool for simulation, with the step times of calibrations, or fitted to what they served."""
+"""The replicas of a pool for simulation, with step times from calibrations, or fitted to the requests they served."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from lab.simulation.table import RequestTable
 from policies.learned.prior import DEFAULT_CALIBRATION, expected_by_k
 
 ENOUGH, FEWEST = 60, 16
-"""Requests from which a replica's own step times are fitted, and from which any are."""
+"""Requests needed to fit a replica's own step times, and to fit any at all."""
 _OFTEN = 0.05
 _FITTED = "fitted to"
-_DAMPED = 0.35  # of a correction: steps that take 5% longer bring more requests together, which take 8% to 16% longer
+_DAMPED = 0.35  # of a correction: with steps 5% longer, more requests overlap, and take 8% to 16% longer
 
 Means = Mapping[str, float | None]
-"""Mean times in seconds, by `e2e_s`, `ttft_s` and `tpot_s`; None if no request has it."""
+"""Mean times in seconds, by `e2e_s`, `ttft_s` and `tpot_s`; None if no request has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPool:
-    """The replicas of a pool, and where the step times of each are from."""
+    """The replicas of a pool, and the source of each one's step times."""
 
     replicas: tuple[ReplicaSpec, ...]
     sources: Mapping[str, str]  # by the name of a calibration
     is_fitted: bool = False
 
     def corrected(self, means: Mapping[str, tuple[Means, Means]]) -> SimulatedPool:
-        """Return the pool with fits that come nearer to recorded means, given these and replayed ones by replica."""
+        """Return the pool with fits closer to the recorded means, given recorded and replayed means by replica."""
         sources, moved = dict(self.sources), {}
         for path in {one.calibration for one in self.replicas if _FITTED in self.sources[one.calibration]}:
             own = [means[one.name] for one in self.replicas if one.calibration == path and one.name in means]
@@ -61,7 +61,7 @@ class SimulatedPool:
         return replace(self, replicas=replicas, sources=sources)
 
     def __str__(self) -> str:
-        """Return where the step times are from, in words."""
+        """Return the sources of the step times, in words."""
         by_source: dict[str, list[str]] = {}
         for one in self.replicas:
             by_source.setdefault(self.sources[one.calibration], []).append(one.name)
@@ -69,7 +69,7 @@ class SimulatedPool:
         return " ".join([f"Step times of {'; of '.join(said)}.", *self.premises()])
 
     def premises(self) -> list[str]:
-        """Return what is assumed of methods that were not measured."""
+        """Return the assumptions about unmeasured methods."""
         methods: dict[str, list[Method]] = {}
         for one in self.replicas:
             methods.setdefault(one.calibration, []).append(one.method)
@@ -79,11 +79,11 @@ class SimulatedPool:
 def simulated_pool(
     served: ModelSettings, requests: RequestTable, named: str | None = None, *, machine: str | None = None
 ) -> SimulatedPool:
-    """Return the replicas of a model, all with the calibration `named`, if there is one.
+    """Return the replicas of a model, all with the calibration `named`, if given.
 
-    Else simulated replicas have their own, and the step times of real ones are fitted to the requests that they served:
-    of each, of all of its kind if it has few, or of all. With `machine`, the calibration of that on which all of them
-    run, these have one fit towards it; if the trace has none of their requests, that calibration.
+    Otherwise simulated replicas keep their own, and the step times of real ones are fitted to the requests they served:
+    per replica, per kind if a replica has few, or over all. `machine` is the calibration of the machine that runs all
+    real replicas: they then share one fit towards it or, if the trace has none of their requests, use it as it is.
     """
     name = load_calibration(named).name if named else None
     specs = [_spec(each, backend, name) for each, backend in served.backends.items()]
@@ -122,7 +122,7 @@ def simulated_pool(
 
 
 def _spec(name: str, backend: BackendSettings, calibration: str | None) -> ReplicaSpec:
-    """Return a replica; without a calibration if it is a real one and none is given."""
+    """Return a replica; a real one has no calibration unless given."""
     config = serve_config(backend.method, backend.speculative_config)
     simulate = backend.simulate
     return ReplicaSpec(
@@ -137,7 +137,7 @@ def _spec(name: str, backend: BackendSettings, calibration: str | None) -> Repli
 
 
 def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> ServedPart:
-    """Return what a replica served, with the drafts that a replay of it assumes."""
+    """Return the requests that a replica served, with the drafts that their replay assumes."""
     index = outcomes.index_of(one.name, one.method)
     chosen = np.flatnonzero((outcomes.replica == index) & (outcomes.e2e_s > 0))
     chosen = chosen[np.argsort(outcomes.sent_at[chosen], kind="stable")]
@@ -165,7 +165,7 @@ def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> ServedPa
 
 
 def _fit(parts: Sequence[ServedPart], like: Calibration, path: Path) -> str:
-    """Write a calibration that is fitted to what some replicas served, and return what it is, in words."""
+    """Write a calibration fitted to the requests that some replicas served, and describe it in words."""
     count = sum(len(one.sent_s) for one in parts)
     what = f"{_FITTED} half of {count:,} recorded requests"
     document = fitted(parts, like, what)
@@ -175,7 +175,7 @@ def _fit(parts: Sequence[ServedPart], like: Calibration, path: Path) -> str:
 
 
 def _moved(path: Path, factor: float, later_s: float) -> str:
-    """Write a calibration whose steps take so many times as long, and its requests so many seconds more outside."""
+    """Write a calibration with steps `factor` times as long, and `later_s` more per request outside of them."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     for costs in (document["step"], *(each["drafting"] for each in document["methods"].values())):
         costs |= {name: factor * value for name, value in costs.items() if name.endswith("_s")}
@@ -186,7 +186,7 @@ def _moved(path: Path, factor: float, later_s: float) -> str:
 
 
 def _most_at_once(served: ServedPart, usual: int) -> int:
-    """Return how many requests an engine computes at once: what it did while others waited, or the usual limit."""
+    """Return how many requests an engine runs at once: as many as while others waited, or the usual limit."""
     sent_s, first_s, ended_s = (np.sort(each) for each in served.times_s)
     running = np.searchsorted(first_s, sent_s, "right") - np.searchsorted(ended_s, sent_s, "right")
     at_first = np.arange(1, len(first_s) + 1) - np.searchsorted(ended_s, first_s, "right")

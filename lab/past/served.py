@@ -1,4 +1,4 @@
-"""Requests that one replica served, and how much of each cost is in their times."""
+"""The requests that one replica served, and how much of each cost their times contain."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from backends.speculation import Method
 from lab.statistics import Floats
 
 Cost = tuple[str, str]
-"""Where a cost is (`step`, or a method; nowhere for the whole request), and its name there."""
+"""Where a cost belongs (`step`, or a method; empty for the whole request), and its name there."""
 ATTENDED: Cost = ("step", "per_attended_s")
 OUTSIDE: Cost = ("", "outside_s")
 EACH = ("sent_s", "prompt_tokens", "cached_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
-"""What is known of each request; `steps` are those of the engine that gave tokens."""
+"""What is known about each request; `steps` are the engine's steps that gave tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPart:
-    """A closed loop, or a part of a recording; arrays of shape (requests,), in the order in which they were sent."""
+    """A closed loop, or a part of a recording; arrays of shape (requests,), in sending order."""
 
     method: Method
     config: Mapping[str, Any] = field(default_factory=dict)  # speculative config without the method
     sent_s: Floats
     prompt_tokens: Floats
-    cached_tokens: Floats  # of these, in the engine's prefix cache
+    cached_tokens: Floats  # of the prompt, in the engine's prefix cache
     output_tokens: Floats
-    steps: Floats  # steps of the engine that gave tokens
-    ttft_s: Floats  # NaN of an answer in one piece
+    steps: Floats  # of the engine, that gave tokens
+    ttft_s: Floats  # NaN for an answer in one piece
     e2e_s: Floats
-    drafted: float = 0.0  # draft tokens a step
-    every: int = 1  # 2: a fit sees every second one of them; the others are to judge it
+    drafted: float = 0.0  # draft tokens per step
+    every: int = 1  # 2: a fit sees every other request; the rest judge it
     concurrency: int = 0  # of a closed loop
-    kind: Kind | None = None  # kind of the texts; None if they were made up
+    kind: Kind | None = None  # kind of the texts; None if generated
     temperature: float | None = None
-    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
-    kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
+    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted each position
+    kv_tokens: int = 0  # capacity of the engine's KV cache; 0 if it does not say
 
     @property
     def k(self) -> int:
@@ -52,9 +52,9 @@ class ServedPart:
 
     @property
     def times_s(self) -> tuple[Floats, Floats, Floats]:
-        """When they were sent, gave their first token and ended; an answer in one piece counts from the start."""
+        """When requests were sent, gave their first token and ended; an answer in one piece starts when sent."""
         known_s = np.where(np.isnan(self.ttft_s), 0.0, self.ttft_s)
-        # The first token is that of a request's own prompt, also if no time has passed.
+        # A first token follows its own prompt, even if no time has passed.
         return self.sent_s, self.sent_s + np.maximum(known_s, 1e-9), self.sent_s + self.e2e_s
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> ServedPart:
@@ -67,28 +67,28 @@ class ServedPart:
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
-_TOGETHER, _PARTS = 32, 64  # requests that are looked at together, and how often at most
+_TOGETHER, _PARTS = 32, 64  # requests examined together, and the most such groups
 
 FEWEST_STEPS = 4
-"""Of an answer whose time after the first token is looked at."""
+"""Least steps of an answer whose time after the first token counts."""
 
 
 class StepRows(NamedTuple):
-    """Times, and how much of each cost is in them; arrays of shape (times,)."""
+    """Times, and how much of each cost they contain; arrays of shape (times,)."""
 
     seconds: Floats
     amounts: Mapping[Cost, Floats]
     is_first: bool  # whether they end with the first token
 
     def expected_s(self, costs: Mapping[Cost, float]) -> Floats:
-        """Return the times by some costs."""
+        """Return the times that some costs give."""
         return sum(
             (each * costs.get(cost, 0.0) for cost, each in self.amounts.items()), np.full(len(self.seconds), 1e-9)
         )
 
 
 def rows_of(served: ServedPart, like: Calibration) -> Iterator[StepRows]:
-    """Yield the times of some of the requests: to the first token and after it, or both together if that is unknown."""
+    """Yield the times of some requests: to the first token and after it, or both together if that is unknown."""
     ended_s = served.sent_s + served.e2e_s
     starts = range(0, len(served.sent_s), served.every * _TOGETHER)
     for part in dict.fromkeys(np.linspace(0, len(starts) - 1, min(_PARTS, len(starts))).round().astype(int).tolist()):
@@ -98,13 +98,13 @@ def rows_of(served: ServedPart, like: Calibration) -> Iterator[StepRows]:
 
 
 def _rows(served: ServedPart, load: ServedPart, like: Calibration) -> Iterator[StepRows]:
-    """Yield the times of requests, beside all that their replica served meanwhile."""
+    """Yield the times of requests, given everything that their replica served meanwhile."""
     prompt, known, (sent_s, first_s, ended_s) = served.prompt_tokens, ~np.isnan(served.ttft_s), served.times_s
     _, firsts_s, ends_s = load.times_s
     held = load.prompt_tokens + load.output_tokens / 2
     shared_s = np.minimum.outer(ended_s, ends_s) - np.maximum.outer(first_s, firsts_s)
     share = np.maximum(shared_s, 0.0) / np.maximum(ended_s - first_s, 1e-9)[:, None]
-    beside = (first_s[:, None] < firsts_s) & (firsts_s <= ended_s[:, None])  # whose prompts its steps computed too
+    beside = (first_s[:, None] < firsts_s) & (firsts_s <= ended_s[:, None])  # whose prompts its steps also computed
     later = np.maximum(1.0, served.steps - 1)
     after = _amounts(served, load, like, later, share.sum(axis=1), share @ held, beside.astype(float))
     running = (firsts_s <= sent_s[:, None]) & (sent_s[:, None] < ends_s)
@@ -138,7 +138,7 @@ def _amounts(
 ) -> dict[Cost, Floats]:
     """Return the costs of steps by the formulas of `StepTime` and `Drafting`.
 
-    `batch` and `context` are those of a step, and `computed` which prompts of the load are computed in all of them.
+    `batch` and `context` are per step; `computed` tells which prompts of the load the steps together compute.
     """
     step, prompt, cached = like.step, load.prompt_tokens, load.cached_tokens
     decoded, prompts, joined = batch * (1 + served.drafted), computed @ (prompt - cached), computed.sum(axis=1)
@@ -146,10 +146,10 @@ def _amounts(
     longer = np.minimum(decoded + prompts / np.maximum(1, joined), step.knee_tokens)
     below = (1 - with_prompt) * np.minimum(decoded, step.knee_tokens) + with_prompt * longer
     tokens = decoded + prompts / steps
-    # What drafting takes by its share of the verification goes with it.
+    # Drafting's share of the verification scales with it.
     own = steps * (1 + like.method(served.method).drafting.verify_share)
     reads = {("step", "per_context_token_s"): context}
-    if served.k and step.per_unsplit_token_s:  # of these the longest counts, by the other calibration
+    if served.k and step.per_unsplit_token_s:  # the longest of these counts, by the other calibration
         costs = ("step", "per_context_token_s"), ("step", "per_unsplit_token_s"), ATTENDED
         reads = dict(zip(costs, unsplit_reads(context, context / batch), strict=True))
         longest_s = np.maximum.reduce([getattr(step, name) * each for (_, name), each in reads.items()])

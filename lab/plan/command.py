@@ -35,7 +35,7 @@ _POLICY = "learned"
 
 
 def run_plan(options: PlanOptions) -> int:
-    """Plan with the options of the command line."""
+    """Plan, given the command line's options."""
     try:
         objective = PlanObjective(slo_bounds(options.slo))
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
@@ -81,10 +81,10 @@ def run_plan(options: PlanOptions) -> int:
 def _machine(
     options: PlanOptions, pool: ModelSettings | None, requests: RequestTable
 ) -> tuple[Calibration, PastReplay | None]:
-    """Return the calibration to plan with, and the replay of the past on the present pool.
+    """Return the calibration to plan with, and the replay of the past on the current pool.
 
-    If the trace has requests that real replicas of the pool served, their step times are fitted to these, towards the
-    calibration that is named.
+    If real replicas of the pool served requests of the trace, their step times are fitted to these, towards the named
+    calibration.
     """
     simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
     name = options.calibration or next(iter(simulated), None)

@@ -1,4 +1,4 @@
-"""What comparisons on live traffic have found, beside what a plan simulates of the same methods."""
+"""Findings of comparisons on live traffic, next to what a plan simulates for the same methods."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Status(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LiveFinding:
-    """How the requests of two methods compared on live traffic: the ratio of their mean times, with its interval."""
+    """How two methods compared on live traffic: the ratio of their mean times, with its interval."""
 
     better: Method
     other: Method
@@ -57,7 +57,7 @@ class LiveFinding:
     day: str
 
     def beside(self, plan: Plan) -> str:
-        """Return it in words, with what the plan simulates; empty if that has not judged both methods."""
+        """Return it in words, with what the plan simulates; empty if the plan did not judge both methods."""
         mine, theirs = (_alike(plan, method) for method in (self.better, self.other))
         if mine is None or theirs is None:
             return ""
@@ -71,19 +71,19 @@ class LiveFinding:
 
 
 def read_findings(path: Path | None, model: str | None, methods: Mapping[str, Method]) -> Sequence[LiveFinding]:
-    """Return what `gateway compare status --json` has said of a model's methods.
+    """Return the findings on a model's methods from a file of `gateway compare status --json`.
 
     Parameters
     ----------
     model
-        Name of the model; None for the only one.
+        Name of the model; None: the only one.
     methods
-        Method of each replica of the pool, by which arms that are named by replicas are known.
+        Method of each replica of the pool, to resolve arms that name replicas.
 
     Raises
     ------
     UsageError
-        If the file cannot be read as that, or has nothing of the model.
+        If the file cannot be read as such, or has nothing on the model.
     """
     if path is None:
         return []
@@ -111,7 +111,7 @@ def _findings(comparison: _Comparison, methods: Mapping[str, Method]) -> Iterato
 
 
 def _method(comparison: _Comparison, arm: str, methods: Mapping[str, Method]) -> Method | None:
-    """Return the method of an arm; None if its replicas have several, or are not known."""
+    """Return the method of an arm; None if its replicas have several, or are unknown."""
     if arm in _METHODS:
         return Method(arm)
     members = comparison.arms[arm].replicas if arm in comparison.arms else []
@@ -120,7 +120,7 @@ def _method(comparison: _Comparison, arm: str, methods: Mapping[str, Method]) ->
 
 
 def _alike(plan: Plan, method: Method) -> JudgedMix | None:
-    """Return the best mix that was judged whose replicas all have a method."""
+    """Return the best judged mix whose replicas all have this method."""
     as_many = [one for one in plan.judged if len(one.mix) == len(plan.chosen)]
     own = [one for one in as_many if all(plan.kinds[kind].method is method for kind in one.mix)]
     return min(own, key=lambda one: one.e2e_s, default=None)

@@ -1,4 +1,4 @@
-"""GPU memory of a replica: whether weights and KV cache of target and draft fit, by the figures of a calibration."""
+"""GPU memory of a replica: whether weights and KV cache of target and draft fit, by a calibration's figures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Fit:
 
     fits: bool  # whether it fits and its draft is not too large
     reason: str  # why it fits or not, in words
-    kv_gib: float  # for the KV cache over all GPUs; negative if the weights do not fit
-    tokens: int  # that the KV cache holds, in whole blocks; 0 if the weights do not fit
+    kv_gib: float  # of the KV cache over all GPUs; negative if the weights do not fit
+    tokens: int  # in whole blocks of the KV cache; 0 if the weights do not fit
 
 
 def fit(calibration: Calibration, method: Method, max_model_len: int = 1) -> Fit:
-    """Return whether a replica's weights and a request of the longest context fit, with a draft of acceptable size.
+    """Return whether a replica's weights and its longest context fit, with a draft of acceptable size.
 
     Examples
     --------

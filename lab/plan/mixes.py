@@ -1,4 +1,4 @@
-"""Kinds of replicas (method, k, memory fit), and the mixes of a number of replicas of these kinds."""
+"""Kinds of replicas (method, k, memory fit), and mixes of replicas of these kinds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
     (Method.EAGLE3, (2, 3, 5)),
     (Method.DRAFT_MODEL, (3, 5)),
 )
-"""Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 was found to be best."""
+"""Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 proved best."""
 
 _PUBLISHED = files("lab.plan").joinpath("published_drafts.yaml")
 DRAFTS: Mapping[str, Mapping[str, str]] = yaml.safe_load(_PUBLISHED.read_text("utf-8"))
@@ -50,9 +50,9 @@ class ReplicaKind:
     draft: str  # name of the draft model or head; empty without one
     fit: Fit  # whether it fits into memory, and how much is left
     extra: tuple[tuple[str, Any], ...] = ()  # further options of the speculative config, as pairs
-    # Ranges `(first, last, k)` of batch sizes; empty if k is always the same.
+    # Ranges `(first, last, k)` of batch sizes; empty for a constant k.
     schedule: tuple[tuple[int, int, int], ...] = ()
-    context: int | None = None  # the longest that its drafter leaves its engine, from vLLM 0.33 on; None for any
+    context: int | None = None  # the longest that its drafter leaves the engine, from vLLM 0.33 on; None: any
 
     @property
     def title(self) -> str:
@@ -84,17 +84,17 @@ class ReplicaKind:
 
 
 def gpus_of(calibration: Calibration) -> int:
-    """Return the number of GPUs of a replica, over which target and draft are split."""
-    count = re.match(r"(\d+) ?x", calibration.hardware)  # not the 4090 of a name
+    """Return a replica's number of GPUs, which split target and draft."""
+    count = re.match(r"(\d+) ?x", calibration.hardware)  # not the 4090 in a name
     return int(count[1]) if count else 1
 
 
 def kinds(
     calibration: Calibration, max_model_len: int, methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
 ) -> list[ReplicaKind]:
-    """Return the kinds of replicas whose speed is known, including those that do not fit.
+    """Return the kinds of replicas with known speed, including those that do not fit.
 
-    Methods without a published acceptance or draft for this target are left out.
+    Omits methods without a published acceptance or draft for this target.
     """
     drafts = DRAFTS.get(calibration.target, {})
     result = []
@@ -110,9 +110,9 @@ def kinds(
 def with_schedules(
     kinds: Sequence[ReplicaKind], calibration: Calibration, requests: Sequence[ReplayRequest]
 ) -> list[ReplicaKind]:
-    """Return kinds and, for each method that may gain by it, one more whose k follows the batch size, or is another.
+    """Return kinds and, for each method that may gain by it, one more with k by batch size, or another k.
 
-    Its schedule is the best one for these requests with drafts of up to the largest k of the method.
+    Its schedule is the best for these requests with drafts of up to the method's largest k.
     """
     result = list(kinds)
     context_tokens = mean_context_tokens(requests)
@@ -129,7 +129,7 @@ def with_schedules(
 
 
 def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration) -> ReplicaKind:
-    """Return the kind of a replica of the present pool."""
+    """Return the kind of a replica in the current pool."""
     extra = {key: value for key, value in config.items() if key not in _OWN}
     schedule = tuple((first, last, tokens) for first, last, tokens in config.get(SCHEDULE_KEY) or ())
     own, k = fit(calibration, method), draft_tokens(method, config)
@@ -137,7 +137,7 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration)
 
 
 def with_refusals(kind: ReplicaKind, requests: Sequence[ReplayRequest]) -> ReplicaKind:
-    """Return a kind as one that does not fit if its engine refuses some of the requests, and how many."""
+    """Return a kind, marked as not fitting if its engine rejects some of the requests."""
     room = min(kind.fit.tokens - kind.k, kind.context or kind.fit.tokens)
     refused = sum(each.prompt_tokens + each.output_tokens > room for each in requests)
     if not refused or room <= 0:
@@ -148,7 +148,7 @@ def with_refusals(kind: ReplicaKind, requests: Sequence[ReplayRequest]) -> Repli
 
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:
-    """Yield every mix of a number of replicas.
+    """Yield every mix of this many replicas.
 
     Examples
     --------
@@ -161,13 +161,13 @@ def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:
 
 
 def is_coherent(mix: Mix, methods: Mapping[int, Method]) -> bool:
-    """Return whether a mix has one kind of each method."""
+    """Return whether a mix has at most one kind of each method."""
     members = set(mix)
     return len({methods[index] for index in members}) == len(members)
 
 
 def neighbours(mix: Mix, methods: Mapping[int, Method]) -> Iterator[Mix]:
-    """Yield the mixes in which one replica has another kind, or all replicas of one kind have.
+    """Yield the mixes that change the kind of one replica, or of all replicas of one kind.
 
     Examples
     --------

@@ -17,7 +17,7 @@ _GPUS = "nvidia.com/gpu"
 
 
 def pool_file(planned: Planned, said: str) -> str:
-    """Return a pool file with the planned replicas, which the gateway starts; what is said stands at its head."""
+    """Return a pool file with the planned replicas, for the gateway to start; `said` heads it as a comment."""
     backends: dict[str, Any] = {}
     for name, kind, gpus in _named(planned):
         backend: dict[str, Any] = {"method": kind.method.value}
@@ -34,7 +34,7 @@ def pool_file(planned: Planned, said: str) -> str:
 
 
 def helm_values(planned: Planned, said: str) -> str:
-    """Return values of the chart deploy/helm/speculation-gateway, with a Deployment for each kind of the plan."""
+    """Return values of the chart deploy/helm/speculation-gateway, with one Deployment per kind in the plan."""
     replicas: dict[str, Any] = {}
     for kind in planned.replicas:
         entry = replicas.setdefault(kind.name, {"method": kind.method.value, "count": 0})
@@ -56,7 +56,7 @@ def helm_values(planned: Planned, said: str) -> str:
 
 
 def serve_commands(planned: Planned) -> list[str]:
-    """Return one shell line for each replica."""
+    """Return one shell line per replica."""
     lines = []
     for number, (_, kind, gpus) in enumerate(_named(planned)):
         argv = vllm_serve_argv(
@@ -86,7 +86,7 @@ def _named(planned: Planned) -> list[tuple[str, ReplicaKind, str]]:
 
 
 def _limit(planned: Planned, kind: ReplicaKind, key: str) -> dict[str, int]:
-    """Return the limit of the drafter whose acceptance the calibration has, if the context is longer."""
+    """Return the limit of the calibration's drafter if the context is longer."""
     limit = planned.calibration.method(kind.method).drafter_limit
     longest = planned.max_model_len or planned.calibration.scheduler.max_model_len
     return {key: limit.tokens} if limit is not None and limit.tokens < longest else {}

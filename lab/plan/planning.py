@@ -1,4 +1,4 @@
-"""Plan a mix for requests: the kinds that fit, the search, and the judgement on other windows; prints nothing."""
+"""Plans a mix for requests: the kinds that fit, the search, and the judgment on other windows; prints nothing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from lab.simulation.simulate import Replayed
 from lab.statistics import TIMES, Floats, Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
-"""Results by mix, of each window."""
+"""Results of each window, by mix."""
 
 
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
-    """Play mixes on the windows to judge on."""
+    """Play mixes on the windows held out for judging."""
     before = tuple(sorted((*split.learning, *split.searched)))
     results = run_all([MixTask(mix, split.judged, before, 1) for mix in mixes])
     return dict(zip(mixes, results, strict=True))
 
 
 def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
-    """Return the mix to run: the best of the search, or the best alike where none of several is shown to be better."""
+    """Return the mix to run: the search's best, or the best of one kind unless the former is shown to be better."""
     best = found.finalists[0]
     alikes = [mix for mix in played if len(set(mix)) == 1 and len(mix) == len(best)]
     if len(set(best)) == 1 or not alikes:
@@ -46,7 +46,7 @@ def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
 
 
 def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
-    """Return the results of mixes, the chosen one first, then the best."""
+    """Return the results of mixes, the chosen one first, then best first."""
     results = [_judged(mix, chosen, played, objective) for mix in played]
     sign = -1.0 if objective.slo else 1.0
     return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
@@ -72,9 +72,9 @@ def _mean_of(values: Floats) -> float:
 
 
 def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanObjective) -> Interval | None:
-    """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
+    """Return the loss with another mix's results instead of one's own on the same requests; see `JudgedMix.loss`.
 
-    The windows, which begin idle, are the independent units.
+    The windows, which start idle, are the independent units.
     """
     if any(one.errors for one in (*own, *other)):
         return None
@@ -86,7 +86,7 @@ def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanO
 
 
 Replica = tuple[Method, Mapping[str, Any], int | None]
-"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
+"""Method and speculative config of a replica, and its context if its drafter shortens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Planned:
     """A plan, and how its replicas are served."""
 
     calibration: Calibration
-    max_model_len: int | None  # the longest context that fits beside the weights; None if all of the target's does
-    plan: Plan | None  # none if no kind of replica fits
-    kinds: tuple[ReplicaKind, ...]  # all kinds, also those that do not fit; mixes are indices of these
+    max_model_len: int | None  # the longest context that fits next to the weights; None: the target's
+    plan: Plan | None  # None if no kind of replica fits
+    kinds: tuple[ReplicaKind, ...]  # all kinds, including those that do not fit; mixes index into these
     model: str  # name for clients
     policy: Mapping[str, Any]  # content of `policy:` in a pool file
     left_out: tuple[Method, ...] = ()  # methods without a published acceptance or draft for the target
@@ -118,7 +118,7 @@ def plan_windows(
     methods: Sequence[tuple[Method, Sequence[int]]],
     objective: PlanObjective,
 ) -> Planned:
-    """Find the mix that serves windows of traffic best, of methods with their k."""
+    """Find the mix of methods and k that serves windows of traffic best."""
     requests = [request for window in windows for request in window]
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     known = kinds(calibration, longest, methods)
@@ -131,7 +131,7 @@ def plan_windows(
     known = with_schedules(known, calibration, seen)
     mix = _present(present, calibration, known)
     known = [with_refusals(kind, requests) for kind in known]
-    usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
+    usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # including the current replicas' kinds
     plan, max_model_len = None, None
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
@@ -158,7 +158,7 @@ def _plan(
     )
     played = play(found.finalists, split, run_all)
     chosen = choose(found, played, objective)
-    rivals = [mix for mix in found.finalists if len(mix) == options.replicas]  # the present mix may have more
+    rivals = [mix for mix in found.finalists if len(mix) == options.replicas]  # the current mix may have more
     ranked = sorted(rivals, key=lambda mix: objective.cost(played[mix]))
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
@@ -167,7 +167,7 @@ def _plan(
 
 
 def _present(present: Sequence[Replica], calibration: Calibration, known: list[ReplicaKind]) -> Mix | None:
-    """Return the present mix, adding its kinds to `known`."""
+    """Return the current mix, adding its kinds to `known`."""
     mix = []
     for method, config, context in present:
         kind = replace(kind_of(method, config, calibration), context=context)

@@ -1,4 +1,4 @@
-"""What a search and its judgement found."""
+"""The results of a search and its judgment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.statistics import Floats, Interval
 class PlanObjective:
     """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO."""
 
-    # Bounds in seconds as for `lab.simulation.simulate.slo_kept`; empty for the mean time to finish.
+    # Bounds in seconds as for `lab.simulation.simulate.slo_kept`; empty: mean time to finish.
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def values(self, played: Replayed) -> Floats:
@@ -25,7 +25,7 @@ class PlanObjective:
         return slo_kept(played, self.slo).astype(np.float64) if self.slo else played.e2e_s
 
     def value(self, played: Sequence[Replayed]) -> float:
-        """Return the mean value; a request that was not served misses its SLO, or takes infinitely long."""
+        """Return the mean value; an unserved request misses its SLO, or takes infinitely long."""
         errors = sum(one.errors for one in played)
         values = np.concatenate([self.values(one) for one in played])
         if self.slo:
@@ -46,9 +46,9 @@ class JudgedMix:
     ttft_s: float
     tpot_s: float
     value: float  # mean seconds to finish, or share of requests that kept their SLO
-    # What is lost with this mix instead of the chosen one, with its 95% interval: time to finish in excess of the
-    # chosen mix's, as a share of that, or the share of its requests in the SLO that are missed. None for the chosen mix
-    # itself, with too few requests, and if requests were not served.
+    # Loss with this mix instead of the chosen one, with its 95% interval: extra time to finish as a share of the chosen
+    # mix's, or the share of the requests within the chosen mix's SLO that it loses. None for the chosen mix itself,
+    # with too few requests, and if requests were not served.
     loss: Interval | None
     worse_in: float  # share of windows in which this mix is worse than the chosen one
 
@@ -59,16 +59,16 @@ class Plan:
 
     kinds: tuple[ReplicaKind, ...]
     chosen: Mix  # the planned mix; the first of `judged`
-    # The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
-    # several methods, and the present mix, the best first after the plan.
+    # The plan, the search's best others, each method's best mix of one kind, the best of several methods, and the
+    # current mix; best first after the plan.
     judged: tuple[JudgedMix, ...]
-    alike: Mix  # the best one judged with all replicas alike
+    alike: Mix  # the best judged mix of one kind
     mixed: Mix | None  # the best one of several methods
-    present: Mix | None  # what runs now
+    present: Mix | None  # the running mix
     tried: int  # number of mixes
 
     def label(self, mix: Mix) -> str:
-        """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""
+        """Return a mix's label, such as `the plan, best of one kind`; empty if it is nothing notable."""
         count = len(self.present or ())
         named = (
             ("the plan", self.chosen),
@@ -79,5 +79,5 @@ class Plan:
         return ", ".join(word for word, one in named if one == mix)
 
     def result(self, mix: Mix) -> JudgedMix:
-        """Return the result of a mix that was judged."""
+        """Return the result of a judged mix."""
         return next(one for one in self.judged if one.mix == mix)

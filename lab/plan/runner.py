@@ -1,4 +1,4 @@
-"""Playing mixes on windows of traffic."""
+"""Plays mixes on windows of traffic."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class MixTask(NamedTuple):
     """A mix to play."""
 
     mix: Mix
-    counted: tuple[int, ...]  # indices of the windows whose results are returned, ascending
-    before: tuple[int, ...]  # indices of windows on which a policy may learn meanwhile, ascending
+    counted: tuple[int, ...]  # indices of the windows whose results to return, ascending
+    before: tuple[int, ...]  # indices of windows on which a policy may also learn, ascending
     seed: int
 
 
 RunAll = Callable[[Sequence[MixTask]], Sequence[Sequence[Replayed]]]
-"""Runs tasks in parallel; returns the results of each task's counted windows, in the same order."""
+"""Runs tasks in parallel; returns the results of each task's counted windows, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixRunner:
     """Runs tasks; sent once to every worker.
 
-    Each window starts with idle replicas; what the policy has learned stays.
+    Each window starts with idle replicas; the policy keeps what it has learned.
     """
 
     calibration: str

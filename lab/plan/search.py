@@ -1,4 +1,4 @@
-"""Search for the mix that serves some windows of the traffic best."""
+"""Searches for the mix that serves some windows of the traffic best."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PER_METHOD = 2
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which windows serve what, as indices: the first to learn on, a third to search, the others to judge."""
+    """The use of each window, as indices: the first to learn, a third to search, the others to judge."""
 
     learning: tuple[int, ...]
     searched: tuple[int, ...]
@@ -43,13 +43,13 @@ class Split:
 
     @property
     def quick(self) -> tuple[int, ...]:
-        """The windows on which most mixes are given up: a third of those searched."""
+        """The windows that rule out most mixes: a third of those searched."""
         return self.searched[: -(-len(self.searched) // 3)]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The mixes to judge: the best of the search first."""
+    """The mixes to judge, the best of the search first."""
 
     finalists: tuple[Mix, ...]
     tried: int
@@ -68,10 +68,9 @@ def find_mixes(
 ) -> Found:
     """Search for the best mixes.
 
-    All mixes with replicas alike are tried first. If there are more mixes than `budget`, only the best two kinds of
-    each method stay; the search tries two kinds in halves, and replaces one replica or all of one kind in the best few
-    until none of the new mixes is better. A mix that is more than 5% worse than the best on a third of the windows is
-    given up.
+    Tries all mixes of one kind first. If there are more mixes than `budget`, it keeps only each method's best two
+    kinds, tries two kinds in halves, and changes one replica or all of one kind in the best few until no new mix is
+    better. It drops a mix that is more than 5% worse than the best on a third of the windows.
     """
     if not usable:
         raise ValueError("no kind of replica fits into memory")
@@ -100,7 +99,7 @@ def find_mixes(
 
 
 class _Tried:
-    """The costs of mixes tried: of all on a few of the windows, of those that did well on all windows searched."""
+    """The costs of mixes tried: of all mixes on a few windows, of good ones on all windows searched."""
 
     def __init__(self, split: Split, run_all: RunAll, objective: PlanObjective) -> None:
         self._split, self._run_all, self._objective = split, run_all, objective
@@ -119,11 +118,11 @@ class _Tried:
             self._play(good, self._split.searched, self.full)
 
     def cost(self, mix: Mix) -> float:
-        """Return the cost on all windows searched, else on the few."""
+        """Return the cost on all windows searched, else on a few."""
         return self.full.get(mix, self.quick[mix])
 
     def ranked(self) -> list[Mix]:
-        """Return all mixes, the best first; those given up come last."""
+        """Return all mixes, best first; dropped ones come last."""
         return sorted(self.quick, key=lambda mix: (mix not in self.full, self.cost(mix), mix))
 
     def _play(self, new: Sequence[Mix], windows: tuple[int, ...], costs: dict[Mix, float]) -> None:
@@ -132,7 +131,7 @@ class _Tried:
 
 
 def _best_of_each_method(methods: Mapping[int, Method], costs: Mapping[Mix, float], replicas: int) -> list[int]:
-    """Return the kinds that are among the best two of their method where all replicas are alike."""
+    """Return the best two kinds of each method, judged by mixes of one kind."""
     kept: list[int] = []
     for index in sorted(methods, key=lambda kind: (costs[(kind,) * replicas], kind)):
         if sum(methods[other] is methods[index] for other in kept) < _PER_METHOD:

@@ -27,9 +27,9 @@ LEFT_OUT = (
 
 
 def verdict(plan: Plan, objective: PlanObjective) -> str:
-    """Return whether all replicas alike are best, what the best mix of the other sort would lose, and the SLO kept.
+    """Return whether one kind of replica is best, what the best mix of the other sort would lose, and the SLO kept.
 
-    A difference is called one only if its interval excludes nought.
+    A difference counts only if its interval excludes 0.
     """
     kept = plan.result(plan.chosen).value
     said = f" It keeps the SLO of {kept:.1%} of the requests." if objective.slo else ""
@@ -58,7 +58,7 @@ def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
 
 
 def to_change(plan: Plan) -> str | None:
-    """Return what to change of the replicas that run now; None if none is known."""
+    """Return what to change about the running replicas; None if none are known."""
     if plan.present is None:
         return None
     now, planned = Counter(plan.present), Counter(plan.chosen)
@@ -81,7 +81,7 @@ def shown(loss: Interval | None) -> str:
 
 
 def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastReplay | None, head: str) -> None:
-    """Show a plan under what is said of it, after the replay of the past."""
+    """Show a plan below its verdict, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
     parts: list[str | Table] = [head, ""]
@@ -98,7 +98,7 @@ def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastRep
 
 
 def said(planned: Planned, objective: PlanObjective, past: PastReplay | None, live: Sequence[LiveFinding]) -> str:
-    """Return what was found, with the error of the replay of the past, and what is known and assumed of the methods."""
+    """Return the finding, the error of the replay of the past, and what is known and assumed about the methods."""
     if planned.plan is None:
         return "Nothing fits."
     found = verdict(planned.plan, objective)
@@ -108,7 +108,7 @@ def said(planned: Planned, objective: PlanObjective, past: PastReplay | None, li
 
 
 def not_tried(planned: Planned) -> str | None:
-    """Return the methods that were not tried, and why."""
+    """Return the methods not tried, and why."""
     names = ", ".join(planned.left_out)
     return names and f"Not tried: {names}. No acceptance and draft are published for {planned.calibration.target}."
 

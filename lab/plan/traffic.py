@@ -15,13 +15,13 @@ from lab.simulation.table import RequestTable
 from lab.statistics import Floats
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]
-"""Windows in order of time, each with its requests in order of arrival; the clock goes on from one to the next."""
+"""Windows in order of time, each with its requests in order of arrival; one clock runs through all of them."""
 
 WINDOWS = 19
 """Largest number of windows."""
 
 SHORTEST, PER_REPLICA = 500, 125
-"""Requests in a window at least, and for each replica: enough for several generations of a full batch."""
+"""Least requests in a window, in total and per replica: enough for several generations of a full batch."""
 
 _FEWEST = 7
 _PAUSE_S = 10.0
@@ -32,9 +32,9 @@ class TrafficSample:
     """A sample of a trace."""
 
     windows: Windows
-    requests: int  # number of requests in the trace that the target can serve
-    left_out: int  # number of the others, which are longer than its context
-    assumed: tuple[str, ...] = ()  # what is taken for what the trace does not say
+    requests: int  # requests in the trace that the target can serve
+    left_out: int  # the others, which are longer than its context
+    assumed: tuple[str, ...] = ()  # assumptions about what the trace does not say
 
     def __str__(self) -> str:
         """Return what was sampled, in words."""
@@ -54,7 +54,7 @@ def sample(
     rate: float | None = None,
     speed: float = 1.0,
 ) -> TrafficSample:
-    """Take windows of a trace, of the requests that fit into a context."""
+    """Take windows of the requests in a trace that fit into a context."""
     table = requests[requests.tokens <= max_model_len]
     parts = evenly(len(table), *_size(replicas, limit))
     if table.order.is_open:
@@ -66,7 +66,7 @@ def sample(
 
 
 def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:
-    """Return the requests of a window of a trace with its arrival times, at the rate of the whole trace or another."""
+    """Return the requests of a window with their arrival times, at the rate of the whole trace or another."""
     span_s = trace_s[-1] - trace_s[0]
     if span_s > 0:
         speed = speed if rate is None else rate * span_s / len(trace_s)
@@ -77,7 +77,7 @@ def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: fl
 
 
 def _size(replicas: int, limit: int | None) -> tuple[int, int]:
-    """Return the requests in a window, and the largest number of windows."""
+    """Return the requests per window, and the largest number of windows."""
     length = max(SHORTEST, PER_REPLICA * replicas)
     if limit is None:
         return length, WINDOWS
@@ -86,7 +86,7 @@ def _size(replicas: int, limit: int | None) -> tuple[int, int]:
 
 
 def evenly(count: int, length: int, most: int = WINDOWS) -> list[slice]:
-    """Return up to `most` windows of `length` requests at equal distances; few requests are cut into equal windows.
+    """Return up to `most` windows of `length` requests at equal distances; cut few requests into equal windows.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def evenly(count: int, length: int, most: int = WINDOWS) -> list[slice]:
 
 
 def one_after_another(windows: Sequence[Sequence[ReplayRequest]]) -> Windows:
-    """Return windows whose times go on from one to the next, so that a policy that learns sees one clock."""
+    """Return windows with consecutive times, so that a policy that learns sees one clock."""
     placed, next_s = [], 0.0
     for window in windows:
         shift_s = next_s - window[0].arrived_s

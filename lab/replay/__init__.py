@@ -1,1 +1,1 @@
-"""Replay of a trace on simulated replicas, once for each policy."""
+"""Replay of a trace on simulated replicas, once per policy."""

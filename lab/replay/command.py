@@ -25,7 +25,7 @@ from lab.simulation.table import RequestTable, request_table
 
 
 def run_replay(options: ReplayOptions) -> int:
-    """Replay a trace with the options of the command line."""
+    """Replay a trace, given the command line's options."""
     try:
         if options.config is None:
             raise UsageError("--config: give a pool to simulate, or --live URL")
@@ -75,7 +75,7 @@ def run_replay(options: ReplayOptions) -> int:
 
 
 def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
-    """Return name and settings of the model of a pool file to replay for."""
+    """Return name and settings of the pool file's model to replay for."""
     models = load_pool(config).models
     if model is None and len(models) > 1:
         raise UsageError(f"{config} has several models; name one with --model: {', '.join(models)}")

@@ -1,4 +1,4 @@
-"""Policies side by side on the same requests: ratios of mean times with intervals, over all requests and over parts."""
+"""Compares policies on the same requests: ratios of mean times with intervals, over all requests and parts of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.simulation.table import Traits
 from lab.statistics import Floats, Interval, of_replications, of_units
 
 Compared = Mapping[tuple[str, str], Interval | None]
-"""Mean time of the first over that of the second, on requests that both served."""
+"""Mean time of the first over the second's, on requests that both served."""
 
 
 Numbers = npt.NDArray[np.int64]
@@ -31,16 +31,16 @@ Key = tuple[str, ...]
 
 
 def winner(mean_s: Mapping[str, float], compared: Compared, failed: Mapping[str, str]) -> str:
-    """Return who took the least time to finish, if that is shown against each other.
+    """Return who took the least time to finish, if that is shown against every other one.
 
     Parameters
     ----------
     mean_s
         Mean time to finish in seconds, by name; NaN for one that served nothing.
     compared
-        Ratios of all pairs with their 95% intervals. One without ends shows nothing.
+        Ratios of all pairs with their 95% intervals. An interval without ends shows nothing.
     failed
-        What those did who failed requests, such as `failed 3 of 20 requests`; they cannot win.
+        By name of those that failed requests, words such as `failed 3 of 20 requests`; they cannot win.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def _shorter(ratio: Interval) -> str:
 
 
 def reference_of(policies: Sequence[str]) -> str:
-    """Return the policy that others are compared with: the simplest one among them, else the first.
+    """Return the policy to compare others with: the simplest one among them, else the first.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def reference_of(policies: Sequence[str]) -> str:
 
 
 def _both(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> tuple[Floats, Floats]:
-    """Return a time under each of two policies, of the requests that both have served and are `inside` of the other."""
+    """Return a time under each of two policies, for requests that both served and that are `inside` the other's."""
     _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
     up, down = getattr(one, metric)[mine], getattr(other, metric)[theirs]
     known = ~(np.isnan(up) | np.isnan(down))
@@ -100,7 +100,7 @@ def _both(one: Replayed, other: Replayed, metric: str, inside: Truths | None = N
 
 
 def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> float | None:
-    """Return the mean of a time under one policy over that under another, on the requests that both have served."""
+    """Return the ratio of a mean time under one policy to that under another, on the requests that both served."""
     up, down = _both(one, other, metric, inside)
     total = float(down.sum())
     return float(up.sum()) / total if total > 0 else None
@@ -108,16 +108,16 @@ def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = N
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the requests: by what they were chosen, its name, and which are in it."""
+    """A part of the requests: the trait that selects them, its name, and which are in it."""
 
     by: str
     name: str
     inside: Truths
-    key: tuple[str, ...]  # what the same part of other traffic has, too
+    key: tuple[str, ...]  # the same for this part of other traffic
 
 
 def ratios(played: Mapping[str, Replayed], reference: str, traits: Traits) -> dict[Key, float]:
-    """Return `ratio` of every policy but the reference, by time; of the time to finish also by part and in pairs."""
+    """Return `ratio` of every policy but the reference, by time; for the time to finish, also by part and by pair."""
     others = [name for name in played if name != reference]
     found = {(metric, name): ratio(played[name], played[reference], metric) for metric in METRICS for name in others}
     by_part = {
@@ -131,14 +131,14 @@ def ratios(played: Mapping[str, Replayed], reference: str, traits: Traits) -> di
 
 
 def intervals(ratios_: Mapping[Key, float], replications: Sequence[Mapping[Key, float]]) -> dict[Key, Interval]:
-    """Return the ratios with intervals from those of replications; without ends where too few have it."""
+    """Return the ratios with intervals from replications; without ends where too few replications have the ratio."""
     return {
         key: of_replications(value, [one[key] for one in replications if key in one]) for key, value in ratios_.items()
     }
 
 
 def of_runs(played: Mapping[str, Replayed], traits: Traits) -> dict[Key, Interval]:
-    """Return the ratios of runs on engines, with the intervals that parts of the runs give."""
+    """Return the ratios of runs on engines, with intervals from parts of the runs."""
     if len(played) < 2:
         return {}
     reference = reference_of(list(played))
@@ -149,10 +149,10 @@ def of_runs(played: Mapping[str, Replayed], traits: Traits) -> dict[Key, Interva
 
 
 def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
-    """Return the mean of a time in one run on engines over that in another, on the requests that both served.
+    """Return the ratio of a mean time in one run on engines to that in another, on the requests that both served.
 
-    Requests share batches, so the units of the interval are up to eight parts of the runs one after another, each at
-    least as long as the longest request. Runs that are too short for two parts have none.
+    Requests share batches, so the interval's units are up to eight consecutive parts of the runs, each at least as long
+    as the longest request. Runs too short for two parts have no interval.
     """
     up, down = _both(one, other, metric)
     if not (up.sum() > 0 and down.sum() > 0):
@@ -164,13 +164,13 @@ def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
 
 
 def _longest_fit(result: Replayed) -> int:
-    """Return how many times the longest request fits into a run."""
+    """Return how often the longest request fits into a run."""
     span_s = (result.arrived_s + result.e2e_s).max() - result.arrived_s.min()
     return int(span_s / result.e2e_s.max())
 
 
 def verdict(played: Mapping[str, Replayed], compared: Mapping[Key, Interval | None], errors: int = 0) -> str:
-    """Return who won; more than so many errors are failures, those that none of them could help."""
+    """Return who won; only errors beyond `errors`, which none could avoid, count as failures."""
     failed = {
         name: f"failed {one.errors:,} of {one.errors + len(one.e2e_s):,} requests"
         for name, one in played.items()
@@ -183,7 +183,7 @@ def verdict(played: Mapping[str, Replayed], compared: Mapping[Key, Interval | No
 def parts(reference: Replayed, traits: Traits) -> list[Part]:
     """Return parts of the reference's requests by kind, temperature, lengths and load on arrival.
 
-    A trait that all requests share makes no parts, nor do a few requests.
+    Traits that all requests share make no parts, nor do a few requests.
     """
     number = reference.number
     load = in_flight(reference, reference.arrived_s)
@@ -212,7 +212,7 @@ def _by_workload(each: npt.NDArray[np.str_]) -> list[Part]:
 
 
 def _ranges(by: str, values: Floats | Numbers, bounds: Sequence[float]) -> list[Part]:
-    """Return the ranges up to each bound and beyond the last; NaN is in none."""
+    """Return the ranges up to each bound and beyond the last; NaN falls in none."""
     ranges = []
     for index, (low, high) in enumerate(zip((-np.inf, *bounds), (*bounds, np.inf), strict=True)):
         name = f"up to {high:,g}" if index == 0 else f"above {low:,g}"

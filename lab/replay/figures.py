@@ -17,7 +17,7 @@ def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, floa
     """Return the figures of one policy; times in seconds.
 
     `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share of all requests; without
-    bounds all that were served do.
+    bounds, every served request keeps it.
     """
     good, duration_s = slo_kept(result, slo), result.duration_s
     sent = len(good) + result.errors

@@ -91,6 +91,6 @@ class ReplayOptions(TraceOptions):
     report: ReportFile = None
 
     def __post_init__(self) -> None:
-        """Check that only one of rate and speed is given."""
+        """Check that at most one of rate and speed is given."""
         if self.rate and self.speed != 1.0:
             raise UsageError("--rate: cannot be combined with --speed; give one of the two")

@@ -1,4 +1,4 @@
-"""Send times of the requests of a trace, original or scaled."""
+"""Send times of a trace's requests, original or scaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a replay draws besides what stands on the terminal."""
+"""The charts on the page of a replay, in addition to the terminal's output."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lab.simulation.simulate import Replayed
 from lab.simulation.table import Traits
 from lab.statistics import Interval
 
-_SERIES = 8  # colours of lines in the dashboard's `tokens.css`
+_SERIES = 8  # line colors in the dashboard's `tokens.css`
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPage:
-    """What the page of a replay draws."""
+    """The charts on the page of a replay."""
 
-    # Result by policy or endpoint; those without a served request are left out of the charts.
+    # Result by policy or endpoint; charts omit those without a served request.
     played: Mapping[str, Replayed]
     traits: Traits  # of all requests of the trace
-    # Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
+    # Ratios to the reference with their intervals, from `lab.replay.comparison.intervals`.
     compared: Mapping[Key, Interval]
-    names_of: str  # what is named: `policy` or `endpoint`
+    names_of: str  # what the names denote: `policy` or `endpoint`
 
     def drawn(self) -> str:
         """Return the HTML of the sections: differences from a reference, distributions, and parts of the traffic."""
         served = {name: one for name, one in self.played.items() if len(one.e2e_s)}
-        # Name, colour and dash pattern of each line.
+        # Name, color and dash pattern of each line.
         looks = [(name, f"var(--s{at % _SERIES + 1})", at) for at, name in enumerate(self.played)]
         charts = [
             distribution(metric, {name: getattr(one, metric) for name, one in served.items()}, looks, self.names_of)

@@ -1,4 +1,4 @@
-"""Running the policies of a replay, in parallel processes if there are many requests."""
+"""Runs the policies of a replay, in parallel processes if there are many requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from policies.policy import Policy
 from policies.roles import Heir
 
 ORACLE = "oracle"
-MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
+MIN_PARALLEL_REQUESTS = 100_000  # over all policies; simulating fewer takes less time than starting processes
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
@@ -38,11 +38,11 @@ def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class PolicyRunner:
-    """Replays a trace with one of the policies, given by name; sent once to each process."""
+    """Replays a trace with one of the policies, by name; sent once to each process."""
 
     pool: tuple[ReplicaSpec, ...]
     requests: RequestTable
-    given: tuple[str, ...]  # policies as on the command line; they are built in the process that runs them
+    given: tuple[str, ...]  # policies as on the command line; the process that runs them builds them
     served: ModelSettings
     seed: int
     warmup: int
@@ -60,7 +60,7 @@ class PolicyRunner:
 
 
 def _replicated(runner: PolicyRunner, titles: Sequence[str], reference: str, number: int) -> dict[Key, float]:
-    """Return the ratios to a reference on other traffic like the trace; its number is 1 or more."""
+    """Return the ratios to a reference on other traffic like the trace, with a number of at least 1."""
     requests = runner.requests.resampled(number)
     runner = replace(runner, requests=requests, seed=runner.seed + number)
     return ratios({title: runner(title) for title in titles}, reference, requests.traits)
@@ -68,14 +68,14 @@ def _replicated(runner: PolicyRunner, titles: Sequence[str], reference: str, num
 
 def play_all(runner: PolicyRunner, chosen: Mapping[str, Policy | None]) -> dict[str, Replayed]:
     """Replay with each policy."""
-    # The slowest first, so that all processes end at about the same time.
+    # Slowest first, so that all processes end at about the same time.
     titles = sorted(chosen, key=lambda title: _slowness(chosen[title]), reverse=True)
     played = dict(zip(titles, _run(runner, titles, len(titles) * len(runner.requests)), strict=True))
     return {title: played[title] for title in chosen}
 
 
 def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: int | None) -> dict[Key, Interval]:
-    """Return the ratios of policies to a reference, with the intervals that so many replays of other traffic give."""
+    """Return the ratios of policies to a reference, with intervals from replays of other traffic."""
     served = {title: one for title, one in played.items() if len(one.e2e_s)}
     if len(served) < 2:
         return {}
@@ -89,7 +89,7 @@ def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: 
 
 
 def _run(work: Callable[[Task], Result], tasks: Sequence[Task], requests: int) -> list[Result]:
-    """Run tasks that play so many requests in all."""
+    """Run tasks that play `requests` requests in total."""
     jobs = 1 if requests <= MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
     with all_cores(work, jobs, "replaying") as run_all:
         return run_all(tasks)

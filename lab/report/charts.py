@@ -1,4 +1,4 @@
-"""Lines as SVG text; colours are CSS values, such as `var(--s1)` of the dashboard's `tokens.css`."""
+"""Line charts as SVG text; colors are CSS values, such as `var(--s1)` of the dashboard's `tokens.css`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 MAX_TICKS = 7
-"""Most ticks of a logarithmic axis; on a phone, their labels still fit."""
+"""Most ticks of a logarithmic axis whose labels fit on a phone."""
 
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
@@ -17,7 +17,7 @@ _DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line through `points`, each (x, y); `dash` is the number of a dash pattern, 0 for a solid line."""
+    """One line through `points`, each (x, y); `dash` numbers a dash pattern, 0 for a solid line."""
 
     label: str
     color: str
@@ -26,7 +26,7 @@ class ChartLine:
 
 
 class Scale:
-    """Maps values above 0 to pixels, logarithmically.
+    """Maps values above 0 to pixels on a logarithmic axis.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def swatch(color: str, dash: int) -> str:
 
 
 def _grid(across: Scale) -> list[str]:
-    """Return lines at the ticks of both axes, with labels below and at the left."""
+    """Return lines at the ticks of both axes, with labels below and on the left."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     vertical = [
         f'<path class="grid" d="M{across(tick):.1f} {_TOP}V{bottom}"/>'

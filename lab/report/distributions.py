@@ -1,4 +1,4 @@
-"""Distributions of times, as lines of charts and rows of tables."""
+"""Distributions of times, as chart lines and table rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ METRICS = {
 """Title, unit and factor from seconds, by the name of a time."""
 
 Looks = Sequence[tuple[str, str, int]]
-"""Name, colour and dash pattern of lines."""
+"""Name, color and dash pattern of lines."""
 
 SHARES = (*range(1, 100), 99.5, 99.9)
-"""Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
+"""Percentages of a distribution to draw; the outermost requests would stretch the axis."""
 
 _FEW = 1000  # values, below which the last percent says little
 
@@ -29,7 +29,7 @@ _FEW = 1000  # values, below which the last percent says little
 def ecdf(values: Floats) -> list[tuple[float, float]]:
     """Return points (value, percentage at or below) of a distribution; none without values.
 
-    Values below a microsecond count as one, so that the axis can be logarithmic.
+    Values below a microsecond count as one microsecond, so that the axis can be logarithmic.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def ecdf(values: Floats) -> list[tuple[float, float]]:
 
 
 def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_of: str) -> str:
-    """Return the distributions of a time as a figure with their statistics in a table; empty without values."""
+    """Return the distributions of a time as a figure with a table of statistics; empty without values."""
     title, unit, factor = METRICS[metric]
     lines = [
         ChartLine(name, color, [(factor * value, share) for value, share in points], dash)

@@ -1,4 +1,4 @@
-"""The skeleton of all reports: one HTML file without scripts, and nothing from elsewhere."""
+"""The skeleton of all reports: one HTML file without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import resources
 
 from lab.report.charts import swatch
 
-# What a browser may load for the page: nothing, not even if a name in it were to get past `escape`.
+# The browser may load nothing for the page, even if a name in it got past `escape`.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -34,13 +34,13 @@ def section(title: str, *parts: str, note: str = "") -> str:
 
 
 def figure(title: str, chart: str, data: str) -> str:
-    """Return a chart with its title and its table, which opens at a click."""
+    """Return a chart with its title and a table that opens on a click."""
     shown = f"<details><summary>As a table</summary>{data}</details>"
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{shown}</figure>"
 
 
 def figures(*drawn: str) -> str:
-    """Return charts side by side where there is room; empty without any."""
+    """Return charts, side by side where there is room; empty without any."""
     some = [one for one in drawn if one]
     css = "figures three" if len(some) % 3 == 0 else "figures"
     return f'<div class="{css}">{"".join(some)}</div>' if some else ""
@@ -69,6 +69,6 @@ def _cell(words: str, mark: str) -> str:
 
 
 def legend(entries: Iterable[tuple[str, str, int]], title: str) -> str:
-    """Return a legend of lines: label, colour and dash pattern of each."""
+    """Return a legend of lines: label, color and dash pattern of each."""
     items = "".join(f"<li>{swatch(color, dash)}{escape(label)}</li>" for label, color, dash in entries)
     return f'<ul class="legend" aria-label="{escape(title, quote=True)}">{items}</ul>'

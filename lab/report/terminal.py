@@ -1,4 +1,4 @@
-"""What a command found: lines and tables on the terminal, and on a page."""
+"""A command's results: lines and tables on the terminal, and on a page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.report.page import page, table
 
 
 def text_table(headings: Sequence[str], left: int) -> Table:
-    """Return a table without rows, whose first columns are aligned to the left."""
+    """Return an empty table whose first `left` columns are left-aligned."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", no_wrap=index != left - 1)
@@ -32,9 +32,9 @@ def report(
     draw: Callable[[], str] = str,
     before: Sequence[str | Table] = (),
 ) -> None:
-    """Print lines and tables, and write them to a page with what is drawn.
+    """Print lines and tables, and write them to a page with charts.
 
-    The first line says what was found: it heads the page. On the terminal, what it rests on (`before`) comes first.
+    The first line states the finding, and heads the page. On the terminal its basis (`before`) comes first.
     """
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -59,7 +59,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """Write all figures to the file that `--json` names, if it does."""
+    """Write all figures to the file of `--json`, if given."""
     if path is not None:
         write_file(path, orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
@@ -75,5 +75,5 @@ def _html(parts: Sequence[str | Table]) -> Iterator[str]:
 
 
 def _or_last(last: str, name: str) -> str:
-    """Return a name that the terminal leaves out where it is that of the row above."""
+    """Return a row's name; the terminal leaves it empty if it equals the row above's."""
     return name or last

@@ -1,4 +1,4 @@
-"""Acceptance of a method's drafts on the requests of a trace, and the schedule of k by batch size that suits them."""
+"""Acceptance of a method's drafts on a trace's requests, and the schedule of k by batch size that suits them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.simulation.request import ReplayRequest
 from policies.learned.shadow_drafting import steps_of
 
 MOST_REQUESTS: Final = 400
-"""Requests that are looked at, spread evenly over those given."""
+"""Requests to examine, spread evenly over those given."""
 
 
 def tokens_per_step(
@@ -27,8 +27,8 @@ def tokens_per_step(
 ) -> tuple[float, ...]:
     """Return the mean tokens per step of a method on requests with drafts of 0, 1, ..., k tokens, shape (k + 1,).
 
-    k is `num_speculative_tokens`. Steps that the trace records, or that its texts determine, are counted as they would
-    be taken with each k. For other requests they are drawn from the calibration, by kind of text and temperature.
+    k is `num_speculative_tokens`. Steps that the trace records or its texts determine count as each k would take them.
+    For other requests, steps are drawn from the calibration by kind of text and temperature.
     """
     if not len(requests):
         raise ValueError("there are no requests to take the acceptance from")
@@ -44,7 +44,7 @@ def tokens_per_step(
 
 
 def mean_context_tokens(requests: Sequence[ReplayRequest]) -> float:
-    """Return the mean context of a request in a batch: half of its output is there on average, for as many steps."""
+    """Return the mean context of a request in a batch: on average half its output, weighted by output length."""
     weighted = output = 0.0
     for number in range(0, len(requests), math.ceil(len(requests) / (10 * MOST_REQUESTS))):
         request = requests[number]
@@ -82,10 +82,10 @@ def best_schedule(
     context_tokens: float,
     longest_batch: int,
 ) -> list[Range]:
-    """Return the ranges `(first, last, k)` of batch sizes with the most tokens per second, as vLLM takes them.
+    """Return the ranges `(first, last, k)` of batch sizes with the most tokens per second, in vLLM's format.
 
-    Empty if the k of the config is as good at every batch size, and for methods that gain nothing by a schedule. Where
-    drafting never pays it is one range with k=1, the least that an engine can be set to.
+    Empty if the config's k is as good at every batch size, and for methods that gain nothing from a schedule. If
+    drafting never pays, return one range with k=1, the least that an engine accepts.
 
     Examples
     --------

@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # importing it compiles code
 
 
 class Oracle:
-    """Chooses the replica with the least total delay, to the request and to those in flight, using true step counts.
+    """Chooses the replica that least delays the request and those in flight in total, using true step counts.
 
-    It is not a bound: it does not know future arrivals, and another objective may do better.
+    It is no bound: it does not know future arrivals, and another objective may do better.
     """
 
     def __init__(self, pool: Sequence[ReplicaSpec], fleet: Fleet, requests: int) -> None:
-        self._fleet = fleet  # an idle fleet of the replicas of `pool`, whose ids begin at 0
+        self._fleet = fleet  # an idle fleet of `pool`'s replicas, whose ids start at 0
         self._pool = pool
         self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
         self._depths = [depth_of(replica.draft_schedule) for replica in fleet.replicas]
@@ -41,7 +41,7 @@ class Oracle:
     def choose(self, request: ReplayRequest) -> int:
         """Return the index of the replica with the least total delay."""
         if request.output_tokens > LONGEST:
-            return 0  # which refuses it, as all do
+            return 0  # which rejects it, as all do
         steps, features = self._steps, request.features
         if features.baseline_only:
             steps[:] = self._only_baselines
@@ -62,9 +62,9 @@ class Oracle:
         )
 
     def _steps_on(self, number: int, request: ReplayRequest) -> int | None:
-        """Return the steps on a replica; with a schedule at the k of its present batch, whose cost is set too.
+        """Return the steps on a replica; with a schedule, at the k of its current batch, and set that k's cost.
 
-        None if they must be drawn, which is done at the maximum k.
+        None if the steps must be drawn, with the maximum k.
         """
         one, depth = self._pool[number], self._depths[number]
         if depth is None:
@@ -80,7 +80,7 @@ class Oracle:
         return round(1.0 / between((1.0 / low, 1.0 / high), here))
 
     def sent(self, replica: int, request_id: int) -> None:
-        """Register the request of the last choice, which was sent to that replica."""
+        """Register the request of the last choice as sent to a replica."""
         self._last_steps[request_id] = self._fleet.replicas[replica].steps + self._steps[replica]
 
 

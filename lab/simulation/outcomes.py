@@ -1,4 +1,4 @@
-"""What became of the requests of a trace, for a table of them."""
+"""The outcomes of a trace's requests, for a table of them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _MOST_APPLICATIONS, _MOST_ACCEPTED = 1000, 64
 
 
 class Outcomes(NamedTuple):
-    """What became of the requests of a trace; arrays of shape (requests,)."""
+    """The outcomes of a trace's requests; arrays of shape (requests,)."""
 
-    replicas: Sequence[tuple[str, str]]  # name and method of each that served some
-    replica: npt.NDArray[np.int64]  # index, -1 if none has served it
+    replicas: Sequence[tuple[str, str]]  # name and method of each that served any
+    replica: npt.NDArray[np.int64]  # index; -1 if none served it
     sent_at: Floats
     prompt_tokens: Floats
-    cached_tokens: Floats  # of these, in the engine's prefix cache as far as it said
+    cached_tokens: Floats  # of the prompt, in the engine's prefix cache, as reported
     output_tokens: Floats
-    ttft_s: Floats  # NaN of an answer in one piece
-    e2e_s: Floats  # NaN if it is not the time of one sequence on one replica
+    ttft_s: Floats  # NaN for an answer in one piece
+    e2e_s: Floats  # NaN unless it is the time of one sequence on one replica
     tokens_per_step: Floats  # NaN if the engine did not say
 
     @property
@@ -48,23 +48,23 @@ class Outcomes(NamedTuple):
         return (self.e2e_s - self.ttft_s) / later
 
     def index_of(self, name: str, method: str) -> int:
-        """Return the index of a replica; one that no replica has, if it served nothing."""
+        """Return the index of a replica; an unused index if it served nothing."""
         return self.replicas.index((name, method)) if (name, method) in self.replicas else len(self.replicas)
 
 
 class TableFacts:
-    """What the requests of a table share: names by their numbers, and the tokens per step that replicas had."""
+    """What a table's requests share: names by number, and the tokens per step of replicas."""
 
     def __init__(self, default_temperature: float) -> None:
         self._default_temperature = default_temperature
         self._counted = Counter[str]()
         self.workloads: dict[str, int] = {}
         self.replicas: dict[tuple[str, str], int] = {}
-        # By method, and by template and workload, by workload, and by neither.
+        # By method, and within it by template and workload, by workload, and overall.
         self.accepted: dict[str, dict[tuple[str, ...], list[float]]] = {}
 
     def is_played(self, record: TraceRecord) -> bool:
-        """Count what a request does not say; return whether it generates text."""
+        """Count what a request lacks; return whether it generates text."""
         counted = self._counted
         if record.endpoint in _WITHOUT_TEXT:
             counted["left out"] += 1
@@ -82,7 +82,7 @@ class TableFacts:
 
     @property
     def assumed(self) -> list[str]:
-        """Which requests of the trace were left out, and what is taken for what the others do not say."""
+        """The requests of the trace that were left out, and the assumptions about what the others lack."""
         counted = self._counted
         said = [f"{counted[what]:,} {is_so}" for what, is_so in _NOTES.items() if counted[what]]
         if counted["accepted"] < counted["played"]:
@@ -103,7 +103,7 @@ class TableFacts:
         return said
 
     def outcome_of(self, record: TraceRecord) -> tuple[Any, ...]:
-        """Return what became of a request, for its row."""
+        """Return a request's outcome, for its row."""
         if record.error not in _ANSWERED or not record.output_tokens:
             return NO_OUTCOME
         per_step, method = record.tokens_per_step, record.method
@@ -128,9 +128,9 @@ class TableFacts:
     def completed(
         self, acceptance: Mapping[str, Any], text: Text | None, template: str, workload: str, number: int
     ) -> Mapping[str, Any]:
-        """Return the acceptance of a request with that of another one like it where its own is not known.
+        """Return the acceptance of a request, filled in from a similar request where its own is unknown.
 
-        The request is one of the same application, else of the same workload, that the method has served.
+        The similar request is one of the same application, else of the same workload, that the method served.
         """
         missing = [name for name in self.accepted if name not in acceptance]
         if text is not None and text.exact:  # the proposer itself runs

@@ -25,7 +25,7 @@ class ReplicaSpec:
     config: Mapping[str, Any]  # speculative config without the method
     calibration: str  # its name
     weight: float = 1.0
-    max_model_len: int | None = None  # None for that of the calibration
-    kv_blocks: int | None = None  # the same
-    drafter_limit: DrafterLimit | None = None  # the same
-    profile_context: int | None = None  # tokens with which adaptive verification profiles; None for vLLM's own
+    max_model_len: int | None = None  # None: the calibration's
+    kv_blocks: int | None = None  # likewise
+    drafter_limit: DrafterLimit | None = None  # likewise
+    profile_context: int | None = None  # tokens with which adaptive verification profiles; None: vLLM's default

@@ -1,4 +1,4 @@
-"""Closed loops: a request of a session is sent its think time after the answer before it has ended."""
+"""Closed loops: a session sends a request its think time after the previous answer ended."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy.typing as npt
 from lab.simulation.request import ReplayRequest
 
 LOOKAHEAD_S = 0.05
-"""Seconds that a replay of sessions advances at most at once; a shorter think time may become this long."""
+"""Most seconds that a replay of sessions advances at once; shorter think times may become this long."""
 
 
 class Order(NamedTuple):
     """When requests are sent; arrays of shape (requests,)."""
 
-    # Time of arrival in seconds, ascending; counts for the first request of a session.
+    # Arrival time in seconds, ascending; counts for the first request of a session.
     arrived_s: npt.NDArray[np.float64]
-    # Seconds from the end of the answer before it in its session; NaN for a request that does not wait for one, and is
-    # sent as long after the request before it as `arrived_s` says.
+    # Seconds from the end of the previous answer in its session; NaN for a request that does not wait for one: it keeps
+    # its distance to the previous request in `arrived_s`.
     think_s: npt.NDArray[np.float64]
-    sessions: Sequence[str | int]  # what the requests of a session share; empty or -1 for a request of its own
+    sessions: Sequence[str | int]  # same for all requests of a session; empty or -1 for a request of its own
 
     @classmethod
     def of(cls, requests: Sequence[ReplayRequest]) -> Order:
-        """Return the order of requests; a table knows it without building them."""
+        """Return the order of requests; a table has it without building them."""
         known = getattr(requests, "order", None)
         if isinstance(known, cls):
             return known
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
 
 class Agenda:
-    """The requests that are still to be sent, with their times.
+    """The requests still to send, with their times.
 
     Examples
     --------
@@ -72,15 +72,15 @@ class Agenda:
                     self._following[before] = number
                     continue
             self._coming.append((self._arrived_s[number], number))
-        self.awaited: set[int] = set()  # requests sent on whose end another one waits
+        self.awaited: set[int] = set()  # requests sent, for whose end another one waits
 
     @property
     def next_s(self) -> float:
-        """Time of the next request, infinity if none is known."""
+        """Time of the next request; infinity if none is known."""
         return self._coming[0][0] if self._coming else math.inf
 
     def due(self, until_s: float) -> Iterator[tuple[float, int]]:
-        """Yield time and number of each request up to a time, and remove it."""
+        """Remove and yield each request up to a time: its time and number."""
         while self.next_s <= until_s:
             at_s, number = heapq.heappop(self._coming)
             after = self._following.get(number)
@@ -94,7 +94,7 @@ class Agenda:
             yield at_s, number
 
     def ended(self, number: int, at_s: float, now_s: float) -> None:
-        """Add the request that waited for the end of an answer, at the earliest now."""
+        """Schedule the request that waited for the end of an answer, no earlier than now."""
         if number in self.awaited:
             self.awaited.remove(number)
             after = self._following[number]

@@ -35,10 +35,10 @@ MAINTENANCE_S = 0.5
 """Minimum interval between fits of a policy in virtual seconds, as in the gateway."""
 
 MAINTENANCE_REQUESTS = 50
-"""Minimum number of finished requests between fits: a fit takes milliseconds, but virtual time is free."""
+"""Least finished requests between fits: a fit takes milliseconds, but virtual time is free."""
 
 MAINTENANCE_SHARE, MAX_MAINTENANCE_REQUESTS = 0.02, 1000
-"""Minimum growth of the finished requests between fits, and the number of requests that always suffices."""
+"""Least growth of the finished requests between fits, and the number of requests that always suffices."""
 
 _QPS_WINDOW_S = 10.0
 
@@ -52,8 +52,8 @@ class Replayed:
     tpot_s: Floats  # seconds per output token after the first; NaN for a single token
     output_tokens: npt.NDArray[np.int64]
     backend: npt.NDArray[np.int64]  # index in the pool
-    # Number of requests after the warm-up that were not served: longer than the context or KV cache of their replica,
-    # or in need of a baseline that the pool does not have.
+    # Unserved requests after the warm-up: longer than their replica's context or KV cache, or in need of a baseline
+    # that the pool lacks.
     errors: int
     duration_s: float  # seconds from the first arrival after the warm-up to the last end
     number: npt.NDArray[np.int64]  # index in the trace, ascending
@@ -71,7 +71,7 @@ def replay(
     lookahead_s: float = LOOKAHEAD_S,
     sent_to: Sequence[int] = (),
 ) -> Replayed:
-    """Replay a trace until all requests have finished; without a policy an oracle chooses, or `sent_to`, of each."""
+    """Replay a trace until all requests have finished; without a policy, `sent_to` or else an oracle chooses."""
     simulation = _Simulation(pool, requests, policy, seed, remembers=remembers, sent_to=sent_to)
     order = Order.of(requests)
     if order.is_open:
@@ -145,7 +145,7 @@ class _Simulation:
         self._now_s = requests[0].arrived_s if requests else 0.0
         if isinstance(policy, Maintained):
             policy.set_clock(lambda: self._now_s)
-        _fit(policy)  # learned statistics from an earlier replay
+        _fit(policy)  # on statistics from an earlier replay
         self._next_maintenance_s = self._now_s
         self._finished = self._fitted = 0
         self._recent: deque[float] = deque()
@@ -155,7 +155,7 @@ class _Simulation:
         self._shadow = None if shadow is None else SimulatedShadowDrafting(pool, shadow, seed)
         self._reads_requests = policy is not None and (policy.reads_requests or self._observe is not None)
         self._in_flight = 0
-        self.ends: list[tuple[int, float]] = []  # number and end of requests that have ended; the caller empties it
+        self.ends: list[tuple[int, float]] = []  # number and end of ended requests; the caller empties it
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
         self._output_tokens = array("q", bytes(8 * len(requests)))
@@ -167,7 +167,7 @@ class _Simulation:
         self._now_s = until_s
 
     def arrive(self, number: int, request: ReplayRequest, at_s: float) -> None:
-        """Advance to the arrival of a request, and send it to the backend that the policy chooses."""
+        """Advance to a request's arrival, and send it to the backend that the policy chooses."""
         self.advance(at_s)
         self._arrived_s[number] = at_s
         self._output_tokens[number] = request.output_tokens
@@ -190,7 +190,7 @@ class _Simulation:
             replica = self._indices[decision.backend]
         try:
             request_id = self._submit(replica, request)
-        except ValueError:  # too long for the replica: vLLM answers 400
+        except ValueError:  # too long for the replica: vLLM returns 400
             if self._observe is not None:
                 self._observe(_refused(features, decision, self._pool[replica].method))
             self.ends.append((number, at_s))
@@ -302,7 +302,7 @@ def _fit(policy: Policy | None) -> None:
 
 
 def outcome_of(features: RequestFeatures, decision: Decision, completion: Completion, method: Method) -> Outcome:
-    """Return the outcome of a finished simulated request, for the policy to observe."""
+    """Return a finished simulated request's outcome, for the policy to observe."""
     later = completion.output_tokens - 1
     return Outcome(
         request=features,
@@ -322,7 +322,7 @@ def outcome_of(features: RequestFeatures, decision: Decision, completion: Comple
 
 
 def _refused(features: RequestFeatures, decision: Decision, method: Method) -> Outcome:
-    """Return the outcome of a request that was too long, so that the policy stops counting it as in flight."""
+    """Return the outcome of a request that was too long, so that the policy no longer counts it as in flight."""
     return Outcome(features, decision, method, 400, None, None, 0.0, features.prompt_tokens, 0, None)
 
 

@@ -1,4 +1,4 @@
-"""A trace prepared for replay in little memory: what is sorted and drawn by in rows, the requests in a file."""
+"""A trace prepared for replay in little memory: rows with the fields to sort and draw by, requests in a file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _ROW = np.dtype(
         ("at", "=i8"),  # offset and size of the request in the file
         ("length", "=i4"),
         ("copy", "=i4"),  # 0: as in the trace
-        ("replica", "=i4"),  # index; -1 if no replica has served it
+        ("replica", "=i4"),  # index; -1 if no replica served it
         ("waited_s", "=f4"),
         ("cached_tokens", "=i4"),
-        ("ttft_s", "=f8"),  # NaN if unknown, as those below
+        ("ttft_s", "=f8"),  # NaN if unknown, like those below
         ("e2e_s", "=f8"),
         ("tokens_per_step", "=f4"),
     ]
@@ -49,17 +49,17 @@ _REST = attrgetter("prompt_tokens", "output_tokens", "acceptance", "text", "pref
 _PREFIX, _TEMPLATE, _WORKLOAD = (_NAMES.index(name) for name in ("prefix", "template", "workload"))
 _ROWS_AT_ONCE = 4096
 _BLOCK, _BLOCKS = 32, 16
-"""Requests that are drawn together, so that bursts stay bursts; a short trace has at least so many blocks."""
+"""Requests drawn together, so that bursts stay bursts, and the fewest blocks of a short trace."""
 _REACH = 4
-"""Blocks or sessions to either side from which one is drawn at least: fewer would give a short trace again."""
+"""Least blocks or sessions to either side to draw from: with fewer, a short trace would repeat itself."""
 _BLOCK_BITS = 2**62 - 1
 _OF_COPY = 0x9E3779B97F4A7C15
-"""Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
+"""Factor that gives each copy of a session its own block numbers; the golden ratio of 2^64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the requests of a trace were like; each has an entry for every request of the trace."""
+    """The traits of a trace's requests; each field has one entry per request."""
 
     workload: Sequence[str]
     temperature: Floats
@@ -69,8 +69,8 @@ class Traits:
 class RequestTable(Sequence[ReplayRequest]):
     """Requests in order of arrival, each built on access.
 
-    Takes about 110 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
-    the `request_table` block that created it.
+    Takes about 110 bytes per request, regardless of texts. Within the `request_table` block that created it, it can be
+    pickled for other processes on this machine.
     """
 
     def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, known: TableFacts, file: _File) -> None:
@@ -86,13 +86,13 @@ class RequestTable(Sequence[ReplayRequest]):
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of prompt and output together, shape (requests,)."""
+        """Tokens of prompt plus output, shape (requests,)."""
         tokens: npt.NDArray[np.int64] = self._rows["prompt_tokens"] + self._rows["output_tokens"]
         return tokens
 
     @property
     def traits(self) -> Traits:
-        """What the requests were like."""
+        """The traits of the requests."""
         names = list(self._known.workloads)
         workloads = [names[one] for one in self._rows["workload"].tolist()]
         return Traits(workloads, self._rows["temperature"], self._rows["prompt_tokens"])
@@ -106,7 +106,7 @@ class RequestTable(Sequence[ReplayRequest]):
 
     @property
     def assumed(self) -> list[str]:
-        """Which requests of the trace were left out, and what is taken for what the others do not say."""
+        """The requests of the trace that were left out, and the assumptions about what the others lack."""
         return self._known.assumed
 
     @property
@@ -116,14 +116,14 @@ class RequestTable(Sequence[ReplayRequest]):
 
     @property
     def outcomes(self) -> Outcomes:
-        """What became of the requests."""
+        """The outcomes of the requests."""
         rows = self._rows
         columns = (rows[name].astype(float) for name in _OUTCOMES)
         sent_at = rows["arrived_at"] + rows["waited_s"]
         return Outcomes(list(self._known.replicas), rows["replica"].astype(np.int64), sent_at, *columns)
 
     def as_sent(self, chosen: npt.NDArray[np.int64]) -> RequestTable:
-        """Return some of the requests at the times at which replicas got them, whatever their sessions were."""
+        """Return some of the requests at the times when replicas got them, ignoring sessions."""
         rows = self._rows[chosen]
         rows["think_s"], rows["session"] = math.nan, -1
         sent_at = rows["arrived_at"] + rows["waited_s"]
@@ -131,9 +131,9 @@ class RequestTable(Sequence[ReplayRequest]):
         return RequestTable(rows[in_order], sent_at[in_order] - sent_at.min(initial=math.inf), *self._shared)
 
     def in_sessions(self, rate: float | None, speed: float, copies: int, seed: int) -> RequestTable:
-        """Return the requests of sessions that begin at other times, in nominal order of arrival.
+        """Return the requests of sessions that start at other times, in nominal order of arrival.
 
-        A nominal arrival is as long after the beginning of its session as in the trace.
+        A nominal arrival is as long after the start of its session as in the trace.
         """
         rows = np.tile(self._rows, copies)
         rows["copy"] = np.repeat(np.arange(copies), len(self._rows))
@@ -164,15 +164,15 @@ class RequestTable(Sequence[ReplayRequest]):
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single request or session, of which no other traffic can be drawn."""
+        """Whether it is a single request or session, from which no other traffic can be drawn."""
         return len(self) < 2 or (not self.order.is_open and len(self._session_numbers()[1]) < 2)
 
     def resampled(self, seed: int) -> RequestTable:
         """Return other traffic like this: blocks of it, or whole sessions with think times, drawn with replacement.
 
-        Each is from the same part of the trace, an eighth of it to either side, so that a busy hour stays one. A block
-        keeps the order of its requests and the gaps between them; it is short beside the part that it is drawn from, or
-        all that are drawn would be alike.
+        Each comes from the same part of the trace, an eighth of it to either side, so that a busy hour stays one. A
+        block keeps the order of its requests and the gaps between them; it is much shorter than the part it is drawn
+        from, or all draws would be alike.
 
         References
         ----------
@@ -201,7 +201,7 @@ class RequestTable(Sequence[ReplayRequest]):
         return RequestTable(rows[in_order], arrived_s[in_order], *self._shared)
 
     def _session_numbers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the session of each request, those without one alone, and the first request of each session."""
+        """Return each request's session, its own if it has none, and the first request of each session."""
         numbers = np.array(self.order.sessions)
         alone = numbers < 0
         numbers[alone] = numbers.max(initial=0) + 1 + np.arange(np.count_nonzero(alone))
@@ -241,7 +241,7 @@ class RequestTable(Sequence[ReplayRequest]):
 
 
 def _drawn(places: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return a number below `count` for each place, of the eighth of them to either side."""
+    """Return a random number below `count` for each place, within an eighth of them to either side."""
     reach = max(_REACH, count // 8)
     low = np.clip(places - reach, 0, count - 1)
     return rng.integers(low, np.clip(places + reach, 0, count - 1) + 1)
@@ -251,8 +251,8 @@ def _drawn(places: npt.NDArray[np.int64], count: int, rng: np.random.Generator) 
 def request_table(records: Iterable[TraceRecord], default_temperature: float) -> Iterator[RequestTable]:
     """Read records in any order into a table that is valid within the block.
 
-    Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
-    requests arrive at time 0.
+    A stable sort orders requests by arrival, those without a time first. Until the table is `paced`, all requests
+    arrive at time 0.
     """
     known = TableFacts(default_temperature)
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
@@ -268,7 +268,7 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
 def _written(
     records: Iterable[TraceRecord], default_temperature: float, known: TableFacts, file: IO[bytes]
 ) -> Iterator[tuple[Any, ...]]:
-    """Write the requests of records to a file, and yield their rows."""
+    """Write the records' requests to a file, and yield their rows."""
     sessions: dict[str, int] = {}
     at = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""Removing from records what identifies people."""
+"""Anonymizes records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Anonymizer:
         self._hasher = TextHasher(secret) if with_hashes else None
 
     def anonymized(self, record: TraceRecord) -> TraceRecord:
-        """Return a record without what identifies people.
+        """Return a record without anything that identifies people.
 
         Ids, key names, sessions, templates and prefix blocks become hashes, so that equal values stay equal.
         """

@@ -1,4 +1,4 @@
-"""Conversion between a trace record and its JSON object: liberal in reading, exact in writing."""
+"""Converts between a trace record and its JSON object: liberal in reading, exact in writing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from policies.features.prompt import BYTES_PER_TOKEN, Prompt, read_prompt
 
 
 def estimate_tokens(text: str) -> int:
-    """Return the estimated number of tokens of a text: a quarter of its UTF-8 bytes."""
+    """Estimate the tokens of a text: a quarter of its UTF-8 bytes."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
 
 
 def tokens_beside_text(prompt: Prompt) -> int:
-    """Return the tokens that a gateway expects of images and the like before engines have told it more."""
+    """Return the tokens that a gateway expects for images and the like before engines report any."""
     return PartTokens().unseen(prompt.parts, 0, "")[0] if prompt.parts else 0
 
 
@@ -74,13 +74,13 @@ def decode(document: object, number: int) -> TraceRecord:
         elif "output" in values:
             values["output_tokens"] = estimate_tokens(values["output"])
             is_estimated = True
-    if is_estimated and "max_tokens" in values and "output_tokens" in values:  # an answer is no longer than asked for
+    if is_estimated and "max_tokens" in values and "output_tokens" in values:  # an answer is no longer than requested
         values["output_tokens"] = min(values["output_tokens"], values["max_tokens"] * values.get("n", 1))
     return TraceRecord(**values)
 
 
 def encode(record: TraceRecord) -> bytes:
-    r"""Return a record as one line of JSON with its newline; missing values are left out.
+    r"""Return a record as one line of JSON with its newline, without missing values.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def encode(record: TraceRecord) -> bytes:
             document[name] = value
     for name in ("prompt_hashes", "output_hashes"):
         hashes = document.get(name)
-        if hashes and not max(hashes) >> HASH_BITS:  # those of other writers may have more bits
+        if hashes and not max(hashes) >> HASH_BITS:  # other writers' hashes may have more bits
             document[name] = pack(hashes)
     if record.spec is not None:
         document["spec"] = {name: value for name, value in asdict(record.spec).items() if value is not None}

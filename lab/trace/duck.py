@@ -17,7 +17,7 @@ _ROWS = 512  # fetched at a time as Python objects
 
 @contextmanager
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an empty database that spills to disk; its files are removed when it is closed."""
+    """Open an empty database that spills to disk; closing it removes its files."""
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
@@ -29,7 +29,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
             "autoload_known_extensions": False,
         }
         with duckdb.connect(str(Path(folder) / "rows.duckdb"), config=config) as connection:
-            connection.execute("set enable_progress_bar_print = false")  # after two seconds it would be in the output
+            connection.execute("set enable_progress_bar_print = false")  # it would appear in the output after 2 s
             yield connection
 
 
@@ -41,7 +41,7 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[obj
 
 
 def insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, Any]) -> None:
-    """Insert rows, given as an array for each column in the order of the table's."""
+    """Insert rows, given as one array per column, in the table's order."""
     connection.register("batch", dict(columns))
     connection.execute(f"insert into {table} select * from batch")  # noqa: S608 -- a constant
     connection.unregister("batch")

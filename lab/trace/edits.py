@@ -1,4 +1,4 @@
-"""Parts of a trace, and values filled in where they are missing."""
+"""Parts of a trace: windows and random shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def first_arrival(records: Iterable[TraceRecord]) -> float | None:
 def window(records: Iterable[TraceRecord], again: Read, start_s: float, end_s: float | None) -> Iterator[TraceRecord]:
     """Yield the records that arrived between two times after the first arrival, the end excluded.
 
-    `again` reads the trace once more, to find its first arrival. Records without a time are only in the whole trace.
+    `again` reads the trace a second time, to find its first arrival. Only the whole trace includes records without a
+    time.
 
     Examples
     --------
@@ -42,7 +43,7 @@ def window(records: Iterable[TraceRecord], again: Read, start_s: float, end_s: f
 
 
 def draw(key: str, salt: str | int = "") -> int:
-    """Return a number below 2**64 that depends on the salt and the key alone, evenly distributed.
+    """Return a uniformly distributed number below 2**64 that depends only on the salt and the key.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Reading lines of files of any length, compressed or plain, complete or truncated."""
+"""Reads lines of files of any length, compressed or plain, complete or truncated."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lab.trace.duck import database, rows
 Compression = Literal["none", "gzip", "zstd"]
 
 MAX_LINE_BYTES = 256 * 2**20
-"""Length from which a line is not a record: binary files may have no newlines at all."""
+"""Length from which a line is no record: binary files may have no newlines at all."""
 
-_CHUNK_BYTES = 1 << 14  # uncompressed; at most this much before the damaged position of a file is lost
+_CHUNK_BYTES = 1 << 14  # uncompressed; the most that is lost before a damaged position
 _MAX_ENTRY_BYTES = 16 * 2**20  # of a list
-_MARK = b"\xef\xbb\xbf"  # with which some programs of Windows begin a text
-_PACKED_BYTES = 256  # of zstd, unpacked at a time: 4 bytes can hold 128 KiB
+_MARK = b"\xef\xbb\xbf"  # which some Windows programs put at the start of a text
+_PACKED_BYTES = 256  # of zstd to unpack at a time: 4 bytes can hold 128 KiB
 
 
 class TraceError(UsageError):
@@ -42,10 +42,10 @@ class BrokenLine:
     path: Path
     number: int  # line number from 1; in a file that is one JSON list, the entry's number
     why: str  # what is wrong with the line
-    is_cut: bool = False  # whether the file ends there, damaged or cut short
+    is_cut: bool = False  # whether the file ends there, damaged or truncated
 
     def __str__(self) -> str:
-        """Return path, line and problem in the style of a compiler."""
+        """Return path, line and problem in a compiler's format."""
         return f"{self.path}:{self.number}: {self.why}"
 
 
@@ -53,7 +53,7 @@ Report = Callable[[BrokenLine], None]
 
 
 class BrokenLines:
-    """Counts broken lines and prints the first few; in a file of the wrong kind, every line is broken.
+    """Counts broken lines and prints only the first few, as every line of a wrong kind of file is broken.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class BrokenLines:
         self.count = 0  # number of broken lines so far
 
     def __call__(self, broken: BrokenLine) -> None:
-        """Count one broken line, and print it if few have been printed."""
+        """Count a broken line, and print it if it is among the first few."""
         self.count += 1
         if self.count <= self.SHOWN:
             self._say(f"{broken}; skipped")
@@ -85,7 +85,7 @@ def refuse(broken: BrokenLine) -> None:
 
 
 def compression_of(path: Path) -> Compression:
-    """Return how a file is compressed, according to its first bytes."""
+    """Return a file's compression, according to its first bytes."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -98,7 +98,7 @@ def compression_of(path: Path) -> Compression:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file and decompress it while it is read; zstd files may have many frames, as the recorder's do."""
+    """Open a file and decompress it as it is read; zstd files may have many frames, like the recorder's."""
     compression = compression_of(path)
     with path.open("rb") as file:
         if compression == "gzip":
@@ -118,7 +118,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def begins_a_list(path: Path) -> bool:
-    """Return whether a file begins with a JSON list; False for one that is damaged at its beginning."""
+    """Return whether a file starts with a JSON list; False if its start is damaged."""
     with suppress(*read_errors()), open_unpacked(path) as file:
         return file.read(4096).removeprefix(_MARK).lstrip(b" \t\r\n")[:1] == b"["
     return False
@@ -133,7 +133,7 @@ class _Frames(io.RawIOBase):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self._file = file
-        self._frame: Any = None  # decompressor of the current frame
+        self._frame: Any = None  # the current frame's decompressor
         self._packed = b""
         self._unpacked = memoryview(b"")
 
@@ -163,8 +163,8 @@ class _Frames(io.RawIOBase):
 def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
     """Yield the non-blank lines with their numbers from 1, in memory bounded by the longest line.
 
-    A file that is damaged, or truncated because its writer was killed, is read up to that position, and the damage is
-    reported as a broken line.
+    Reads a file that is damaged, or truncated because its writer was killed, up to that position, and reports the
+    damage as a broken line.
     """
     number = 0
     with open_unpacked(path) as file:
@@ -187,7 +187,7 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
 
 
 def entries(path: Path, report: Report) -> Iterator[tuple[int, bytes | str]]:
-    """Yield the JSON of each entry of a list with its position, from 1, or each line with its number."""
+    """Yield the JSON of each entry in a list with its position from 1, or each line with its number."""
     if not begins_a_list(path):
         yield from numbered_lines(path, report)
         return

@@ -1,4 +1,4 @@
-"""Reading traces: format detection, and a stream of records."""
+"""Reads traces: format detection, and a stream of records."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _read_records(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]
         yield record
 
 
-# In the order in which they are recognised.
+# In order of recognition.
 FORMATS: dict[str, Format] = {
     "gateway": Format(_read_records, _is_record),
     "azure": AZURE,
@@ -113,7 +113,7 @@ def read_trace(
     report: Report | None = None,
     units: Units = Units(),  # noqa: B008 -- immutable
 ) -> Iterator[TraceRecord]:
-    """Read a trace in any format, in memory that does not grow with its size; one whose lines are all broken raises."""
+    """Read a trace in any format, in memory independent of its size; raise if all its lines are broken."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     kinds = [(file, format or detect_format(file)) for file in trace_files(path)]
@@ -142,7 +142,7 @@ def _not_none(files: list[tuple[Path, str, Units]], report: Report) -> Iterator[
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
-    """Return the files of a trace, those of a folder sorted by name."""
+    """Return the files of a trace; those in a folder sorted by name."""
     files: list[Path] = []
     for entry in [Path(path)] if isinstance(path, Path | str) else path:
         if entry.is_dir():
@@ -162,7 +162,7 @@ def _is_trace(file: Path) -> bool:
 
 
 def detect_format(path: Path) -> str:
-    """Return which of `FORMATS` a file is in, detected from its content."""
+    """Detect from a file's content which of `FORMATS` it is in."""
     if is_weka(path):
         return "weka"
     first = list(islice(entries(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
@@ -184,7 +184,7 @@ def detect_format(path: Path) -> str:
 
 
 def _format_of(document: object) -> str | None:
-    """Return the format of an entry; None if it has the keys of none."""
+    """Return the format of an entry; None if its keys match none."""
     if isinstance(document, list):  # of messages
         document = {"messages": document}
     if not isinstance(document, dict):

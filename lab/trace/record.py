@@ -12,7 +12,7 @@ BLOCK_TOKENS = 512
 """Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""
 
 LARGEST_BLOCK = 2**63 - 1
-"""Bits of a block's number that are told apart; hashes of other programs may have one more."""
+"""Bits of a block's number that count; other programs' hashes may have one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Text(NamedTuple):
     exact: bool
 
 
-# Not frozen, which would take twice as long to make. Treat it as immutable all the same.
+# Not frozen, as construction would take twice as long. Treat it as immutable nevertheless.
 @dataclass(slots=True)
 class TraceRecord:
     """One request of a trace. Unknown values are None or empty; docs/replay.md describes the file format.
@@ -57,8 +57,8 @@ class TraceRecord:
     session
         Id shared by the requests of one conversation.
     think_time_s
-        Seconds between the end of the answer before it in its session and this request; None for one that does not wait
-        for an answer.
+        Seconds from the end of the previous answer in its session to this request; None if it does not wait for an
+        answer.
     n
         Number of sequences requested.
     temperature, top_p
@@ -66,22 +66,22 @@ class TraceRecord:
     max_tokens
         Limit on the output length.
     prompt_tokens
-        Prompt length; where only the text is known, a tokenizer's count or a quarter of its UTF-8 bytes.
+        Prompt length; if only the text is known, a tokenizer's count or a quarter of its UTF-8 bytes.
     output_tokens
         Output length; None if neither it nor the output is known.
     estimated
-        Whether output_tokens is the gateway's estimate, since the engine did not report it.
+        Whether output_tokens is the gateway's estimate, as the engine did not report it.
     overlap, code_share, turns, structured, tools, thinking, baseline_only, qps, in_flight
         As in `policies.features.request.RequestFeatures`.
     policy, reason, propensity, arm
-        The decision for `backend`: its policy, its reason, the probability of this choice, and the arm of a comparison
-        that the request was given to.
+        The decision for `backend`: its policy, its reason, the probability of this choice, and the request's arm in a
+        comparison.
     retried_from
         Backend on which the request failed first.
     rescued_from, rescued_at
-        Backend that began a stream which `backend` completed; tokens of the answer at that time.
+        Backend that began a stream completed by `backend`; tokens of the answer at that time.
     candidates
-        Backends among which the decision chose, in columns: a list of names, and one of each thing known of them.
+        Backends that the decision chose among, in columns: a list of names, and one list per known value.
     status
         HTTP status of the client's response.
     error
@@ -93,7 +93,7 @@ class TraceRecord:
     queue_s
         Seconds in the engine's queue, as reported by the engine.
     waited_s
-        Seconds in the gateway's queue before it was sent, which the other times leave out.
+        Seconds in the gateway's queue before it was sent; the other times exclude them.
     spec
         The engine's report of its speculation.
     acceptance
@@ -104,7 +104,7 @@ class TraceRecord:
     prompt, messages, output
         The texts; `messages` as in the chat API.
     prompt_hashes, output_hashes, hashing
-        Salted hashes of the text, and the way they were computed.
+        Salted hashes of the text, and how they were computed.
     prefix_blocks
         One number per block of `block_tokens` tokens at the start of the prompt. It identifies the block and everything
         before it, so requests with equal numbers share a cached prefix.
@@ -187,12 +187,12 @@ class TraceRecord:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens per engine step, as reported; None if they were not."""
+        """Output tokens per engine step, as reported; None if not reported."""
         return None if self.spec is None else self.spec.tokens_per_step
 
     @property
     def share_cached(self) -> float | None:
-        """Share of the prompt that was found in a prefix cache; None if unknown."""
+        """Share of the prompt found in a prefix cache; None if unknown."""
         cached = self.cached_tokens
         return None if cached is None or not self.prompt_tokens else cached / self.prompt_tokens
 
@@ -200,8 +200,8 @@ class TraceRecord:
     def text(self) -> Text | None:
         """Prompt and output as numbers that proposers can run on; None if the output has neither ids nor hashes.
 
-        `exact` if they are token ids or hashes of single tokens. Hashes of words or n-grams are not: n-gram drafting
-        with a shorter n finds fewer matches in them than in the text.
+        They are `exact` if they are token ids or hashes of single tokens. Hashes of words or n-grams are not: in them,
+        n-gram drafting with a shorter n finds fewer matches than in the text.
         """
         if self.output_token_ids:
             return Text(self.prompt_token_ids, self.output_token_ids, exact=True)

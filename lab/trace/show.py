@@ -1,4 +1,4 @@
-"""Printing the summary of a trace on the terminal."""
+"""Prints the summary of a trace on the terminal."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("model", "workload", "template", "key", "policy", "arm", "backend", "method", "error")
 MAX_EXACT_REQUESTS = 5_000_000
-"""Number of requests up to which quantiles are exact; beyond, they are t-digest estimates."""
+"""Requests up to which quantiles are exact; beyond, they are t-digest estimates."""
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _MAX_LISTED = 10
@@ -36,8 +36,8 @@ _TEXTS = (*GROUPS, "session")
 def summarize(records: Iterable[TraceRecord], files: Sequence[Path], broken: BrokenLines) -> dict[str, Any]:
     """Return the figures of a trace, as `gateway trace show --json` writes them.
 
-    `measures` and `groups` have the figures of each field and of each value of a field, the most frequent first;
-    `prefix_reuse` is the approximate share of prefix blocks that an earlier request had too.
+    `measures` and `groups` hold the figures of each field, and of each value of a field, most frequent first.
+    `prefix_reuse` is the approximate share of prefix blocks that an earlier request also had.
     """
     with database() as connection:
         numbers = ", ".join(f"{name} double" for name in _NUMBERS)
@@ -55,7 +55,7 @@ def summarize(records: Iterable[TraceRecord], files: Sequence[Path], broken: Bro
 
 
 def mean_acceptance_length(steps: Sequence[int] | float) -> float | None:
-    """Return output tokens per step, for an entry of `TraceRecord.acceptance`; None for an empty list.
+    """Return output tokens per step for an entry of `TraceRecord.acceptance`; None for an empty list.
 
     Examples
     --------

@@ -11,11 +11,11 @@ from backends.speculation import Method
 METHODS = {method.value: method.value for method in Method}
 
 _LARGEST_COUNT = 2**64 - 1
-_LATEST_S = 1e11  # the year 5138; clocks that count milliseconds or nanoseconds are beyond
+_LATEST_S = 1e11  # the year 5138; clocks in milliseconds or nanoseconds exceed it
 
 
 def read_text(value: object) -> str:
-    """Return a text; numbers are converted."""
+    """Return a text; convert numbers."""
     return str(value) if isinstance(value, int | float) else read_string(value)
 
 
@@ -59,7 +59,7 @@ def read_share(value: object) -> float:
 
 
 def read_count(value: object) -> int:
-    """Return a whole number from 0 to 2^64 - 1, the largest that can be written again."""
+    """Return a whole number from 0 to 2^64 - 1, the largest that can be written back."""
     if type(value) is int and 0 <= value <= _LARGEST_COUNT:
         return value
     number = read_number(value)
@@ -71,14 +71,14 @@ def read_count(value: object) -> int:
 
 
 def read_truth(value: object) -> bool:
-    """Return true or false; 1 and 0 are accepted."""
+    """Return true or false; accept 1 and 0."""
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
     raise ValueError(f"expected true or false, not {describe_type(value)}")
 
 
 def read_time(value: object) -> float:
-    """Return seconds: a number as it is, an ISO 8601 time as seconds since 1970 (UTC unless it names a zone).
+    """Return seconds: a number unchanged, an ISO 8601 time as seconds since 1970 (UTC unless it names a zone).
 
     Examples
     --------
@@ -106,7 +106,7 @@ def _of_iso(text: str) -> float:
 
 
 def read_method(value: object) -> str:
-    """Return the name of a method; known names are converted to lower case."""
+    """Return the name of a method; convert known names to lower case."""
     name = read_string(value)
     return METHODS.get(name.lower(), name)
 

@@ -1,4 +1,4 @@
-"""Writing traces, in this gateway's format or in those of other tools."""
+"""Writes traces, in this gateway's format or other tools'."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from policies.features.prompt import read_prompt
 
 
 class Writer(NamedTuple):
-    """How requests are written in a format."""
+    """How to write requests in a format."""
 
-    line_of: Callable[[TraceRecord], bytes | None]  # None of one that lacks what is needed
+    line_of: Callable[[TraceRecord], bytes | None]  # None if the record lacks what is needed
     needs: str = ""
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
-    """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically."""
+    """Write records to a file, compressed according to its suffix (`.gz`, `.zst`), replacing it atomically."""
     if format not in WRITERS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(WRITERS)}")
     line_of, needs = WRITERS[format]
     written = left_out = 0
-    # Devices and pipes are written to directly, and links, which may be /dev/stdout: root would replace it for all.
+    # Write directly to devices, pipes and links: a link may be /dev/stdout, which root would replace for everyone.
     is_replaced = not path.is_symlink() and (path.is_file() or not path.exists())
     target = path.with_name(f".{path.name}.part") if is_replaced else path
     try:
@@ -45,7 +45,7 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
             raise TraceError(f"{path}: not written, since no request has what {format} needs: {needs}")
         if target != path:
             target.replace(path)
-    except BrokenPipeError:  # who read it has enough
+    except BrokenPipeError:  # the reader has enough
         raise
     except OSError as error:
         raise TraceError(f"{path}: cannot write the file: {error.strerror or error}") from None
@@ -103,4 +103,4 @@ WRITERS = {
     ),
     "vllm": Writer(_vllm, "a prompt"),
 }
-"""The formats that can be written."""
+"""The formats to write."""

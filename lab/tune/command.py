@@ -32,7 +32,7 @@ from policies.load_policy import LoadSettings
 from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 
-_MOST_REQUESTS = 60_000  # for one trial; of a longer part, as many are played
+_MOST_REQUESTS = 60_000  # per trial, even if its part is longer
 _STRETCHES = 10  # of consecutive requests, spread evenly over a longer part
 _WHAT = {
     Goal.MEAN: "mean time to finish, s",
@@ -58,7 +58,7 @@ def _play(
 
 
 def run_tune(options: TuneOptions) -> int:
-    """Tune with the options of the command line."""
+    """Tune, given the command line's options."""
     goal, slo = options.objective, slo_bounds(options.slo)
     if goal is Goal.GOODPUT and not slo:
         raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
@@ -116,7 +116,7 @@ def run_tune(options: TuneOptions) -> int:
 
 
 def stretches(requests: RequestTable) -> list[list[ReplayRequest]]:
-    """Return the requests that each trial plays; they keep what drafting does in them."""
+    """Return the requests that each trial plays, as objects, which cache their scripts."""
     count = 1 if len(requests) <= _MOST_REQUESTS else _STRETCHES
     each = min(len(requests), _MOST_REQUESTS) // count
     starts = np.linspace(0, len(requests) - each, count).astype(int).tolist()
@@ -124,7 +124,7 @@ def stretches(requests: RequestTable) -> list[list[ReplayRequest]]:
 
 
 def score(goal: Goal, slo: Mapping[str, float], played: Sequence[Replayed], unserved: float = math.inf) -> float:
-    """Return what the search makes small; infinite if more requests than `unserved` were not served."""
+    """Return what the search minimizes; infinite if more than `unserved` requests were not served."""
     e2e_s, errors = np.concatenate([one.e2e_s for one in played]), sum(one.errors for one in played)
     if not len(e2e_s) or errors > unserved:
         return math.inf

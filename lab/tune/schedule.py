@@ -1,7 +1,7 @@
-"""Implementation of `gateway tune --schedule`: how many tokens a replica is to draft, by its load.
+"""Implementation of `gateway tune --schedule`: how many tokens a replica should draft, by its load.
 
-The requests of a trace are played on one replica without speculation, with k as it is, with the best k by batch size,
-and with adaptive verification, which profiles its steps with a context: 8,192 tokens unless it is told another.
+It plays the requests of a trace on one replica without speculation, with the current k, with the best k by batch size,
+and with adaptive verification, which profiles its steps with a context of 8,192 tokens by default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from policies.build import build
 from policies.load_policy import LoadSettings
 
 LOADS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Requests a second, over a replica's share of those of the trace."""
+"""Requests per second, relative to a replica's share of the trace's."""
 _ADAPTIVE: Final = "enable_adaptive_verification"
 _MOST_REQUESTS: Final = 2000
 _NONE, _FIXED = "no speculation", "k as it is"
@@ -44,11 +44,11 @@ class Played(NamedTuple):
     """One way of drafting at one load."""
 
     mean_s: float  # from arrival to the last token
-    in_flight: float  # requests, in the mean
+    in_flight: float  # mean number of requests
 
 
 def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, ReplicaSpec]:
-    """Return the ways of drafting that a replica has, by name."""
+    """Return the possible ways of drafting of a replica, by name."""
     calibration, context = load_calibration(spec.calibration), mean_context_tokens(requests)
     config = {key: value for key, value in spec.config.items() if key not in {SCHEDULE_KEY, _ADAPTIVE}}
     per_step = tokens_per_step(calibration, spec.method, config, requests)
@@ -66,7 +66,7 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
 
 
 def play(requests: Sequence[ReplayRequest], seed: int, task: tuple[ReplicaSpec, float]) -> Played:
-    """Play requests on one replica, which come so many times as often."""
+    """Play requests on one replica, arriving faster by the task's factor."""
     spec, faster = task
     coming = [replace(each, arrived_s=each.arrived_s / faster) for each in requests]
     played = replay([spec], coming, build("least_loaded", LoadSettings()), seed=seed)
@@ -76,7 +76,7 @@ def play(requests: Sequence[ReplayRequest], seed: int, task: tuple[ReplicaSpec, 
 
 
 def run_schedule(options: TuneOptions) -> int:
-    """Compare, print, and write what to set."""
+    """Compare the ways, print the result, and write the settings."""
     try:
         model, served = served_model(options.config, options.model)
         with requests_of(options, served, options.seed, options.rate, options.speed) as table:
@@ -114,7 +114,7 @@ def run_schedule(options: TuneOptions) -> int:
 
 
 def settings_of(spec: ReplicaSpec) -> dict[str, Any]:
-    """Return the keys of a backend of the pool file that set a way of drafting."""
+    """Return the keys of a backend in the pool file that set a way of drafting."""
     if spec.method is Method.BASELINE:
         return {"method": str(Method.BASELINE)}
     document: dict[str, Any] = {"method": str(spec.method), "speculative_config": dict(spec.config)}
@@ -124,7 +124,7 @@ def settings_of(spec: ReplicaSpec) -> dict[str, Any]:
 
 
 def _chosen(found: Mapping[str, ReplicaSpec], played: Mapping[tuple[str, float], Played]) -> str:
-    """Return the way with the least time, relative to the best one, over all loads."""
+    """Return the way with the least time over all loads, relative to each load's best."""
 
     def lost(name: str) -> float:
         return sum(

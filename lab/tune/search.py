@@ -1,4 +1,4 @@
-"""Search for better numbers in rules.
+"""Searches for better numbers in rules.
 
 References
 ----------
@@ -26,11 +26,11 @@ _RANGES |= {"slack": (0.0, 64.0), "ratio": (1.0, 4.0)}
 _COMPARISON = re.compile(r"([<>]=?) (\S+)")
 
 ScoreAll = Callable[[Sequence[ThresholdSettings]], Sequence[float]]
-"""Plays settings and returns what is to be small for each; infinite for those that are out of the question."""
+"""Plays settings and returns the score to minimize for each; infinite for unacceptable ones."""
 
 
 def search(score_all: ScoreAll, present: ThresholdSettings, trials: int, seed: int) -> ThresholdSettings:
-    """Return the best of so many settings, or the present ones; numbers that do not help stay as they are."""
+    """Return the best settings of `trials` trials, or the current ones; numbers that do not help stay unchanged."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     [least], best, known = score_all([present]), present, numbers(present)
     ranges: dict[str, BaseDistribution] = {place: _range(place, value) for place, value in known.items()}
@@ -61,7 +61,7 @@ def _range(place: str, value: float) -> FloatDistribution:
 
 
 def numbers(settings: ThresholdSettings) -> dict[str, float]:
-    """Return the numbers that can be tuned, by place: bounds except exact numbers, weights, slacks and spill.
+    """Return the tunable numbers by place: bounds except exact numbers, weights, slacks and spill.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def numbers(settings: ThresholdSettings) -> dict[str, float]:
 
 
 def with_numbers(settings: ThresholdSettings, values: Mapping[str, float]) -> ThresholdSettings | None:
-    """Return the rules with other numbers in some places; None if a condition can then never hold."""
+    """Return the rules with other numbers in some places; None if a condition could then never hold."""
     others = settings.model_dump(exclude={"rules", "spill"})
     moved = _moved(rules_document(settings), values.get)
     try:
@@ -91,7 +91,7 @@ def rules_document(settings: ThresholdSettings) -> dict[str, Any]:
 
 
 def _moved(node: Any, move: Callable[[str, float], float], place: str = "") -> Any:
-    """Return part of a document with what `move` returns for the place and value of each number, in comparisons too."""
+    """Return part of a document with each number, also in comparisons, replaced by `move(place, number)`."""
     if isinstance(node, dict):
         return {key: _moved(value, move, f"{place}.{key}") for key, value in node.items()}
     if isinstance(node, list):

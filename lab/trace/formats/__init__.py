@@ -1,1 +1,1 @@
-"""Readers of published formats, a module for each family; `lab.trace.read` recognises them."""
+"""Readers of published formats, one module per family; `lab.trace.read` recognizes them."""

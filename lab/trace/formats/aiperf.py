@@ -1,4 +1,4 @@
-"""Traces of aiperf: requests with lengths or text, in sessions whose later turns have a delay in place of a time."""
+"""Traces of aiperf: requests with lengths or text, in sessions whose later turns have a delay instead of a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MOST_SESSIONS = 1_000_000
 def _read(path: Path, report: Report, units: Units) -> Iterator[TraceRecord]:
     """Read requests, each alone or in the `turns` of a session.
 
-    A turn is sent its delay after the end of the answer before it. Where it has no time, that of the turn before it and
-    the delay place it in the order.
+    A turn is sent its delay after the previous answer ended. If it has no time, the previous turn's time plus the delay
+    place it in the order.
     """
     last_at: dict[str, float | None] = {}  # by session
     numbers = count(1)

@@ -9,13 +9,13 @@ from lab.trace.formats.format import Convert, Format, Units, of_entries
 from lab.trace.record import BLOCK_TOKENS
 from lab.trace.values import read_count, read_number
 
-_MOST_CHATS = 1_000_000  # whose conversation is remembered: about 100 MB
+_MOST_CHATS = 1_000_000  # with a remembered conversation: about 100 MB
 _FACTOR, _MODULUS = 6364136223846793005, 2**61 - 1  # a polynomial of the blocks, below 2^63
 _WORKLOADS = {"coder": "code", "thinking": "reasoning", "text": "chat"}
 
 
 def of_mooncake(units: Units) -> Convert:
-    """Return what gives a request of a Mooncake trace the keys of a record.
+    """Return a function that converts a request of a Mooncake trace to a record's keys.
 
     Examples
     --------
@@ -34,9 +34,9 @@ def of_mooncake(units: Units) -> Convert:
 
 
 class BailianRequests:
-    """Converts requests of a Qwen-Bailian trace, and finds the conversation of each: the first chat of its chain.
+    """Converts requests of a Qwen-Bailian trace, and finds each one's conversation: the first chat of its chain.
 
-    A chat whose parent is not in the trace, or more than a million chats earlier, begins a conversation.
+    A chat whose parent is not in the trace, or more than a million chats earlier, starts a conversation.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class BailianRequests:
         self._units = units
 
     def __call__(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with the keys of a record."""
+        """Convert a request to a record's keys."""
         chat, parent = read_count(document["chat_id"]), document.get("parent_chat_id")
         first = self._first[chat] = self._first.get(parent, chat) if isinstance(parent, int) else chat
         if len(self._first) > _MOST_CHATS:
@@ -73,9 +73,9 @@ class BailianRequests:
 
 
 def _with_all_before(blocks: Any) -> Any:
-    """Return numbers that identify each block and all before it; the trace's identify the block alone."""
+    """Return numbers that identify each block and all before it; the trace's identify only the block."""
     if not isinstance(blocks, list) or set(map(type, blocks)) - {int}:
-        return blocks  # not valid, which `decode` reports
+        return blocks  # invalid: `decode` reports it
     return list(islice(accumulate(blocks, _next, initial=0), 1, None))
 
 

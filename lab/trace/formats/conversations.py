@@ -1,4 +1,4 @@
-"""Conversations: ShareGPT's, and lists of messages as the chat API takes them. They have no times."""
+"""Conversations: ShareGPT's, and lists of messages as in the chat API. They have no times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from policies.features.prompt import read_prompt
 _ROLES = {"system": "system", "developer": "system"}
 _ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant")
 _OF_TOOLS = ("tool_calls", "tool_call_id", "name")
-_MOST_ALONE = 10_000  # messages of one conversation, all of which are held
+_MOST_ALONE = 10_000  # messages of one conversation, all kept in memory
 
 
 def _of_conversations(turns_of: Callable[[Any], object]) -> Reader:
-    """Return the reader of conversations: each answer is a request whose prompt is all that is before it."""
+    """Return a reader of conversations: each answer makes a request whose prompt is everything before it."""
 
     def read(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
-        alone: list[Any] = []  # messages that are entries themselves: one conversation
+        alone: list[Any] = []  # messages that are entries of their own: one conversation
         for number, entry in entries(path, report):
             try:
                 found = orjson.loads(entry)
@@ -54,7 +54,7 @@ def _messages(entry: Any) -> object:
 
 
 class _Turn(NamedTuple):
-    """A turn: as a message of the chat API, its text with the arguments of tool calls, and all of its tokens."""
+    """A turn: as a message of the chat API, its text including tool calls' arguments, and all its tokens."""
 
     message: dict[str, Any]
     text: str
@@ -75,7 +75,7 @@ def _turn(turn: Any) -> _Turn:
 
 
 def _add(alone: list[Any], turn: Any) -> None:
-    """Add a message that stands alone to those before it."""
+    """Add a message that is an entry of its own to those before it."""
     _turn(turn)
     if len(alone) == _MOST_ALONE:
         raise ValueError(f"more than {_MOST_ALONE:,} messages on lines of their own")

@@ -1,4 +1,4 @@
-"""What a format of traces is: how its entries are recognised, and how they are read."""
+"""A format of traces: how to recognize and read its entries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lab.trace.record import TraceRecord
 
 
 class Units(NamedTuple):
-    """What a file does not say of its own numbers; None for what it says, or what is not given."""
+    """Units of a file's numbers that the file itself does not state; None: stated, or not given."""
 
     time_unit: str | None = None  # `s` or `ms`
     block_tokens: int | None = None
 
     @property
     def per_s(self) -> float:
-        """How many units of time a second has."""
+        """Units of time per second."""
         return 1000.0 if self.time_unit == "ms" else 1.0
 
 
@@ -33,12 +33,12 @@ class Format(NamedTuple):
     """A format of traces."""
 
     read: Reader
-    has: Callable[[Mapping[str, Any]], bool] = lambda _: False  # whether an object, by all its keys, is of the format
-    usual: Units = Units()  # of what its files do not say
+    has: Callable[[Mapping[str, Any]], bool] = lambda _: False  # whether an object's keys are of this format
+    usual: Units = Units()  # the usual units, if its files state none
 
 
 def of_entries(begin: Callable[[Units], Convert]) -> Reader:
-    """Return the reader of a format in which each entry is a request; `begin` returns what gives it a record's keys."""
+    """Return a reader for formats whose entries are requests; `begin` returns the converter to a record's keys."""
 
     def read(path: Path, report: Report, units: Units) -> Iterator[TraceRecord]:
         convert = begin(units)

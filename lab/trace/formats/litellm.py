@@ -16,7 +16,7 @@ _ENDPOINTS |= {"responses": Endpoint.RESPONSES, "anthropic_messages": Endpoint.M
 
 
 def _begin(_: Units) -> Convert:
-    """Return what gives a logged request the keys of a record; what a cache answered took no engine."""
+    """Return a function that converts a logged request to a record's keys; cached answers used no engine."""
 
     def convert(document: dict[str, Any]) -> dict[str, Any]:
         begun_s, ended_s = (read_time(document[name]) for name in ("startTime", "endTime"))

@@ -1,4 +1,4 @@
-"""Input files of OpenAI's batch API: a request per line. They have no times, and no answers."""
+"""Input files of OpenAI's batch API: a request per line, without times or answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AS_THEY_ARE = ("model", "messages", "prompt", "temperature", "top_p", "n", "str
 
 
 def _begin(_: Units) -> Convert:
-    """Return what gives a request the keys of a record."""
+    """Return a function that converts a request to a record's keys."""
 
     def convert(document: dict[str, Any]) -> dict[str, Any]:
         body = read_object(document["body"])

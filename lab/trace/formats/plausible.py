@@ -1,4 +1,4 @@
-"""Units that a file does not say, which are asked for where the usual ones give what cannot be."""
+"""Units that a file does not state: the user must give them if the usual ones yield impossible values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from backends.validation import UsageError
 from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLines, TraceError, entries
 
-_ENTRIES = 1000  # that are looked at
+_ENTRIES = 1000  # to examine
 _MOST_PER_S = 50.0
-"""Requests per second of a trace in milliseconds beyond which its unit is asked for."""
+"""Requests per second, with times in milliseconds, beyond which the user must give the unit."""
 _SIZES = tuple(2**power for power in range(3, 15))
 _FEWEST = 4
 
@@ -22,7 +22,7 @@ _FEWEST = 4
 def units_of(path: Path, kind: str, usual: Units, given: Units) -> Units:
     """Return the units of a file, as given, else the usual ones of its format.
 
-    Raise if one is given that the file says by itself, or none where the usual one gives what cannot be.
+    Raise if a given unit is one that the file states itself, or if an ungiven one yields impossible values.
     """
     for name, value in given._asdict().items():
         if value is not None and getattr(usual, name) is None:
@@ -53,7 +53,7 @@ def units_of(path: Path, kind: str, usual: Units, given: Units) -> Units:
 
 
 def _check_blocks(path: Path, usual: int, found: Sequence[dict[str, object]]) -> None:
-    """Raise if prompts have more blocks than of the usual size fit into them, or exactly as many as of another size."""
+    """Raise if prompts have more blocks than the usual size allows, or exactly as many as another size gives."""
     sizes = [
         (length, len(ids))
         for one in found

@@ -12,7 +12,7 @@ from lab.trace.lines import BrokenLine, Report, TraceError, numbered_lines
 from lab.trace.record import TraceRecord
 from lab.trace.values import read_count, read_not_negative, read_time
 
-# The columns that each table has: time, prompt tokens and output tokens.
+# Columns of each table: time, prompt tokens and output tokens.
 _COLUMNS = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
@@ -34,9 +34,9 @@ def columns_of(line: bytes) -> list[str]:
 def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
     """Read a table of this kind.
 
-    The workload of Azure's is `code` or `chat` if the file's name has `_code` or `_conv`. BurstGPT's is `chat` for
-    conversations by `Log Type`, and unknown for API requests; those without response tokens have failed. Its version 2
-    also has sessions, and how long each request took.
+    Azure's workload is `code` or `chat` if the file's name contains `_code` or `_conv`. BurstGPT's is `chat` for
+    conversations by `Log Type`, and unknown for API requests; requests without response tokens failed. Version 2 also
+    has sessions, and each request's duration.
     """
     lines = numbered_lines(path, report)
     columns, needed = columns_of(next(lines, (0, b""))[1]), _COLUMNS[kind]
@@ -67,7 +67,7 @@ def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceReco
 
 
 def _seconds(text: str) -> float | None:
-    """Return a time, 0 or more; None for an empty or another text."""
+    """Return a time, 0 or more; None for any other text."""
     try:
         return read_not_negative(float(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sessions of coding agents as kv-cache-tester publishes them: a JSON object per session."""
+"""Sessions of coding agents as published by kv-cache-tester: a JSON object per session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEEPEST = 8  # sub-agents within sub-agents
 
 
 def is_weka(path: Path) -> bool:
-    """Return whether a file begins with a session, on one line or indented."""
+    """Return whether a file starts with a session, on one line or indented."""
     try:
         with open_unpacked(path) as file:
             head = file.read(_HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -38,10 +38,10 @@ def is_weka(path: Path) -> bool:
 
 
 def _read(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
-    """Read the requests of sessions, of sub-agents where they were started: a file of one session, or one per line.
+    """Read the requests of sessions, sub-agents' where they were started: one session per file or per line.
 
-    Every session begins at time 0. The first request of a session or sub-agent has no think time, nor has one that was
-    sent before the last answer had ended. If a request waited for a sub-agent, that time is part of its think time.
+    Every session starts at time 0. The first request of a session or sub-agent has no think time, nor does one sent
+    before the last answer ended. Time spent waiting for a sub-agent is part of a request's think time.
     """
     for number, session in _sessions(path, report):
 
@@ -105,7 +105,7 @@ class _Session:
 
     def _of(self, entries: list[Any], name: str, begun_s: float, deepest: int) -> Iterator[TraceRecord]:
         last: TraceRecord | None = None
-        waited = False  # for a sub-agent
+        waited = False  # whether for a sub-agent
         for number, entry in enumerate(entries, 1):
             try:
                 if not _is_subagent(entry, deepest):
@@ -149,9 +149,9 @@ class _Session:
 
 
 def _think_s(entry: dict[str, Any], record: TraceRecord, last: TraceRecord | None) -> float | None:
-    """Return the think time of a request; None if it was sent before the last answer had ended.
+    """Return the think time of a request; None if it was sent before the last answer ended.
 
-    The trace counts it from the end of sub-agents, so after them it is taken from the times, given the last request.
+    The trace counts it from the end of sub-agents; after them (`last` is given) it is computed from the times instead.
     """
     think_s = entry.get("think_time")
     if last is not None and last.ended_at is not None and record.arrived_at is not None:
@@ -168,10 +168,10 @@ def _is_subagent(entry: Any, deepest: int) -> bool:
 
 
 def _begin(marker: dict[str, Any], begun_s: float) -> float:
-    """Return the time from which the requests of a sub-agent count.
+    """Return the origin of the times of a sub-agent's requests.
 
-    kv-cache-tester counts them from the marker, others from the beginning of the session: a first request earlier than
-    its marker counts from the marker.
+    kv-cache-tester counts from the marker, others from the start of the session: if the first request is earlier than
+    its marker, times count from the marker.
     """
     at_s = read_number(marker.get("t", 0.0))
     first = next((one.get("t") for one in marker["requests"] if isinstance(one, dict)), None)
