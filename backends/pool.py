@@ -246,7 +246,7 @@ class Pool:
         self.watch(backend).wake.set()
 
     def report_timeout(self, backend: Backend, request: int, message: str) -> None:
-        """Record that a replica did not answer in time; alone, that is no evidence, as it may be slow.
+        """Record that a replica did not answer in time; by itself, that is no evidence, as it may be slow.
 
         It is a strike if the engine has no metrics that could show it at work, or reports no requests.
         """

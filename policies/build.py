@@ -133,7 +133,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
             part.sent_elsewhere(backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget prefixes unused for so many seconds."""
+        """Forget prefixes unused for this many seconds."""
         for part in self._informed:
             part.evicted(backend, unused_s, is_full)
 

@@ -48,6 +48,6 @@ def has_room(group: Sequence[C], candidates: Sequence[C]) -> bool:
 
 
 def _exceeded(candidate: Candidate, tokens: int) -> DrafterLimit | None:
-    """Return the limit of a candidate's drafter if a context of so many tokens exceeds it."""
+    """Return the limit of a candidate's drafter if a context of `tokens` tokens exceeds it."""
     limit = candidate.drafter_limit
     return limit if limit is not None and tokens > limit.tokens else None

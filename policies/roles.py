@@ -52,7 +52,7 @@ class Price(NamedTuple):
     prefill_s: float  # of the prompt alone
 
     def at_s(self, output_tokens: float) -> float:
-        """Return the seconds with an answer of so many tokens."""
+        """Return the seconds with an answer of `output_tokens` tokens."""
         return self.prompt_s + self.output_token_s * output_tokens
 
     def expected_s(self) -> float:
@@ -123,7 +123,7 @@ class Informed:
         """Remember the prefixes of a prompt, and their lengths in tokens, sent there by another gateway."""
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none.
+        """Forget prefixes unused for this many seconds, by the engine's events; None if it sends none.
 
         If the cache `is_full`, new blocks evict others.
         """

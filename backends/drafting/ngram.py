@@ -42,8 +42,8 @@ def ngram_replay(
 ) -> Steps:
     """Replay prompt lookup with vLLM's algorithm (`vllm/v1/spec_decode/ngram_proposer.py`).
 
-    A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] that has an earlier
-    occurrence, and drafts up to k tokens that followed the leftmost one.
+    A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] that matches earlier
+    text. It drafts up to k tokens that followed the leftmost match.
 
     Examples
     --------

@@ -48,7 +48,7 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "failed": (500, "reload_failed"),
 }
 _SHOWN = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
-"""Fields of a decision to show: all but the policy's private memo, and the candidates, which are shown beside it."""
+"""Fields of a decision to show: all but the policy's private memo, and the candidates, which are shown separately."""
 _NOT_SHOWN: Any = {
     "keys": {"__all__": {"key", "sha256"}},
     "admin": {"key", "sha256"},

@@ -80,7 +80,7 @@ def init(
 
 
 def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -> tuple[str, str]:
-    """Return the pool file of the engines that some sources name, and what it has."""
+    """Return a pool file of the engines that some sources name, and a summary of it."""
     from backends.backend import Backend
     from backends.speculation import Method
     from gateway.cli.engines import ask, table, wait_for

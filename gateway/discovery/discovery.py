@@ -44,7 +44,7 @@ def source_of(settings: DiscoverSettings) -> ReplicaSource:
 
 
 class _Followed:
-    """A source that is followed, and what it has found.
+    """A source that is followed, and its findings.
 
     An answer without replicas, or a failure, changes nothing: probes show which replicas are up.
     """

@@ -113,7 +113,7 @@ class ServerConnection(Connection):
                 self._close(lingers=False)
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         self.is_closing = True
         self._drop()
         if self._transport is not None:

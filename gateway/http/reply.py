@@ -118,7 +118,7 @@ class Connection(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
 
     @abstractmethod
     def shed(self) -> None:

@@ -1,8 +1,8 @@
 """The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
 
-Each process reports its requests in flight, its use of keys, the replicas that it ejected or that an operator drained
-there, which replicas hold its stored responses, and which prompts it sent where, since they are now cached. No clocks
-are compared: a peer is alive while the number of its report grows, at least once a second.
+Each process reports its requests in flight, its use of keys, and the replicas that it ejected or that an operator
+drained there. It also reports which replicas hold its stored responses, and where it sent prompts, since these are now
+cached. No clocks are compared: a peer is alive while the number of its report grows, at least once a second.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _REPORTS_TO_COUNT = 2
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of a peer."""
+    """What is known about a peer."""
 
     number: int
     heard_s: float

@@ -278,7 +278,7 @@ class Limits:
         self._reported_keys[peer] = reported
 
     def forget(self, peer: str) -> None:
-        """Drop what is known of a peer that has exited or is silent."""
+        """Drop what is known about a peer that has exited or is silent."""
         self._reported_keys.pop(peer, None)
         for account in self._limited.values():
             account.peers.pop(peer, None)

@@ -89,7 +89,7 @@ class Upstream:
         self.tokens_per_chunk += (0.05 if self.tokens_per_chunk else 1.0) * (mean - self.tokens_per_chunk)
 
     def estimate(self, chunks: int) -> int:
-        """Return an estimate of the tokens in so many chunks, from its streams or from its engine's counters."""
+        """Estimate the tokens in a number of chunks, from its streams or its engine's counters."""
         return round(chunks * max(1.0, self.tokens_per_chunk or self.backend.load.tokens_per_step))
 
     def lines_for_client(self, headers: HeaderList) -> bytes:

@@ -125,7 +125,7 @@ class Server:
             server.forget_heads()
 
     def drain(self) -> None:
-        """Stop accepting requests, and abort those still in flight after `drain_s`, or at once on a second call."""
+        """Stop accepting requests, and abort those still in flight after `drain_s`, or immediately on a second call."""
         if self.is_draining.is_set():
             self._abort()
             self._must_end = True

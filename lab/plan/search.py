@@ -69,8 +69,8 @@ def find_mixes(
     """Search for the best mixes.
 
     Tries all mixes of one kind first. If there are more mixes than `budget`, it keeps only each method's best two
-    kinds, tries two kinds in halves, and changes one replica or all of one kind in the best few until no new mix is
-    better. It drops a mix that is more than 5% worse than the best on a third of the windows.
+    kinds, and tries two kinds in halves. It then changes one replica or all of one kind in the best few until no new
+    mix is better. It drops a mix that is more than 5% worse than the best on a third of the windows.
     """
     if not usable:
         raise ValueError("no kind of replica fits into memory")

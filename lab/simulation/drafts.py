@@ -44,7 +44,7 @@ def tokens_per_step(
 
 
 def mean_context_tokens(requests: Sequence[ReplayRequest]) -> float:
-    """Return the mean context of a request in a batch: on average half its output, weighted by output length."""
+    """Return the mean context of a request in a batch: its prompt and half its output, weighted by output length."""
     weighted = output = 0.0
     for number in range(0, len(requests), math.ceil(len(requests) / (10 * MOST_REQUESTS))):
         request = requests[number]

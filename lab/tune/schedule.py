@@ -1,7 +1,7 @@
 """Implementation of `gateway tune --schedule`: how many tokens a replica should draft, by its load.
 
 It plays the requests of a trace on one replica without speculation, with the current k, with the best k by batch size,
-and with adaptive verification, which profiles its steps with a context of 8,192 tokens by default.
+and with adaptive verification. The latter profiles its steps with a context of 8,192 tokens by default.
 """
 
 from __future__ import annotations

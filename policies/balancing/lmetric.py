@@ -84,7 +84,7 @@ class LMetric(LoadPolicy, Learner, Maintained, Informed):
             known.remember(prefixes, lengths, self._clock())
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none."""
+        """Forget prefixes unused for this many seconds, by the engine's events; None if it sends none."""
         if (known := self._prefixes.get(backend)) is not None:
             known.evicted(None if unused_s is None else self._clock() - unused_s, is_full)
 

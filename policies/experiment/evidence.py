@@ -83,7 +83,7 @@ class Evidence:
         return _LONGER * self.plan.block_s if is_short else None
 
     def paces(self, arm: str, least_requests: float) -> list[float]:
-        """Return an arm's seconds per unit of work, by block with at least so many requests."""
+        """Return an arm's seconds per unit of work, by block with at least `least_requests` requests."""
         return self._by_cluster((row.number, row.seconds_per_work) for row in self._rows(arm, 0, least_requests))
 
     def misses(self, arm: str) -> list[float]:

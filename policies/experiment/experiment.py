@@ -80,7 +80,7 @@ class Experiment:
         """Return the group of the conversation that a prompt continues, and its first block; -1 for a new one.
 
         An identical prompt does not continue one: else all requests of a client that repeats itself would be in one
-        group. Nor does a prefix that very many continue, such as a system prompt that once came alone.
+        group. Nor does a prefix that very many continue, such as a system prompt that was once sent without more.
         """
         for each in reversed(request.prefix[:-1]):
             group, since, branches = self._groups.get(each, (0, -1, _MOST_BRANCHES))
@@ -127,7 +127,7 @@ class Experiment:
         return None if self._shares is None or group < 0 else self.plan.arm_of(group, self._number)
 
     def failed(self, backend: str, seconds: float) -> None:
-        """Count a request that a replica failed, so many seconds after it was sent."""
+        """Count a request that a replica failed, `seconds` after it was sent."""
         now_s, block_s = self._statistics.clock(), self.plan.block_s
         # Counted in the current block: the one in which it was sent may be closed.
         self._note(int(now_s // block_s), self._arm(backend, int((now_s - seconds) // block_s)), Sums(failed=1.0))

@@ -41,7 +41,7 @@ class Depth:
         self._last = len(self._positions) - 1
 
     def place(self, batch: float) -> Place:
-        """Return the place of the k of a batch of so many requests."""
+        """Return the place of the k for a batch of this size."""
         position = self._positions[min(self._last, int(batch + 0.5))]
         return self._at(position)
 

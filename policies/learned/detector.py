@@ -185,7 +185,7 @@ class Detector(Generic[T]):
         self._counts: dict[tuple[str, str, str], _Count] = {}  # by kind
 
     def see(self, request: RequestFeatures, tokens: int) -> str | None:
-        """Count an answer of so many tokens; return its source of evidence."""
+        """Count an answer with this many tokens; return its source of evidence."""
         return self._sources.see(request, tokens)
 
     def effect(self, name: str, now_s: float) -> Found:
@@ -291,7 +291,7 @@ class Detector(Generic[T]):
         return [one for one in candidates if one.name not in resting] or candidates
 
     def _count(self, watch: _Watch[T], latest: int) -> None:
-        """Count the answers of a replica as healthy: all but the latest so many, which may soon show a fault."""
+        """Count the answers of a replica as healthy, except the `latest` newest, which may soon show a fault."""
         while len(watch.answers) > latest:
             kind, is_few = watch.answers.popleft()
             counted = self._counts.get(kind)

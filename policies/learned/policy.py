@@ -146,7 +146,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
             replica.prefixes.remember(prefixes, lengths, now_s)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget prefixes unused for so many seconds, by the engine's events; None if it sends none."""
+        """Forget prefixes unused for this many seconds, by the engine's events; None if it sends none."""
         if (replica := self.known.replicas.get(backend)) is not None:
             replica.prefixes.evicted(None if unused_s is None else self.clock() - unused_s, is_full)
 

@@ -187,7 +187,7 @@ class BackendPrefixes:
             self._evict(self._oldest_s)
 
     def recomputed(self, tokens: float, now_s: float) -> float:
-        """Return the tokens recomputed later, on any backend, per token if the engine adds so many."""
+        """Return the tokens recomputed later, on any backend, per token that the engine adds."""
         if self.goes_by is ESTIMATE:
             is_full = self._capacity and self._tokens + tokens > self._capacity
         else:

@@ -68,7 +68,7 @@ class CostLine(NamedTuple):
     each_s: float
 
     def at(self, requests: _N) -> _N:
-        """Return the cost next to so many requests."""
+        """Return the cost next to this many requests."""
         return self.idle_s + self.each_s * requests
 
 

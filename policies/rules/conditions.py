@@ -125,8 +125,8 @@ _WORDS = {
 class When(CheckedModel):
     """Conditions, all of which must hold; without any, the rule always matches.
 
-    A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
-    of alternatives, and any other condition is true or false.
+    A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`). A condition on a word is a word or a list
+    of alternatives. Any other condition is true or false.
     """
 
     temperature: Range | None = Field(None, description="Sampling temperature; the model's default if not sent.")

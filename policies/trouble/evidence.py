@@ -16,7 +16,7 @@ _MOST_OF_ONE: Final = 0.6
 
 
 def null_share(bad: float, tries: float) -> float:
-    """Return a high estimate of the share of failures, given so many in so many tries: the mean plus two deviations.
+    """Return a high estimate of the share of failures, given `bad` in `tries`: the mean plus two deviations.
 
     Examples
     --------

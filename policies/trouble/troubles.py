@@ -39,7 +39,7 @@ _SECONDED: Final = math.log(20.0)
 """Evidence from all other clients from which a finding that one client dominates concerns everybody."""
 _CANARY_S: Final = 300.0
 _STILL: Final = 0.02
-"""Probability, if nothing has changed, of so many good answers in a row, at which a finding is dropped."""
+"""Probability of the good answers in a row, if nothing had changed, at which a finding is dropped."""
 _LONGEST_S: Final = 3600.0
 """No request takes longer."""
 _OLD_S: Final = 30.0
@@ -64,7 +64,7 @@ class TroubleFinding:
     problem: str  # one of `PROBLEMS`
     bad: float
     tries: float
-    lost_s: float  # mean seconds that a client waited in vain
+    lost_s: float  # mean seconds that a client wasted
     client: str = ""  # the only client that it concerns, by its own requests; empty for all
 
     @property
@@ -184,7 +184,7 @@ class Troubles:
     def price(
         self, request: RequestFeatures, candidates: Sequence[Candidate], costs: list[float], *, is_sent: bool
     ) -> None:
-        """Add the expected loss of a request to the costs in seconds: the wait in vain, and another try.
+        """Add the expected loss of a request to the costs in seconds: the wasted wait, and another try.
 
         Every few minutes, one request is exempt, to find out whether all is well again.
         """

@@ -31,7 +31,7 @@ def _checked_range(text: str) -> str:
 
 
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
-    """Yield what is wrong with `speculative_config` and other keys for the `method` beside them."""
+    """Yield what is wrong with `speculative_config` and other keys, given the `method`."""
     config, method = data.get("speculative_config"), data.get("method")
     if not isinstance(method, str):
         return  # an error of its own

@@ -48,7 +48,7 @@ class CorsSettings(Settings):
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield an issue for a `*` beside other values."""
+        """Yield an issue for a `*` next to other values."""
         origins = data.get("origins")
         if isinstance(origins, list) and "*" in origins and len(origins) > 1:
             yield Issue(("origins",), "has * beside others", "keep one or the other")

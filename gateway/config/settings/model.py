@@ -88,7 +88,7 @@ class ModelSettings(Settings):
     aliases
         Further names that clients may use.
     policy
-        Name of the policy, with its own settings beside it.
+        Name of the policy, next to its own settings.
     default_temperature
         Temperature that the engines use for requests without one. Needed only if the gateway cannot find it out: it
         asks an engine once, by the Responses API.

@@ -46,7 +46,7 @@ class PoolSettings(Settings):
         keys the gateway accepts every request.
     slo_classes
         Latency objectives by name, for keys (`slo_class`) and requests (`x-slo-class`). The dashboard and metrics show
-        how many requests of each are served in time, and policies with the objective `goodput` go by it.
+        how many requests of each are served in time, and policies with the objective `goodput` use it.
     paths
         Paths that are relayed; a `*` at the end of one matches anything. Others are answered with 404. The default
         is the documented interface of vLLM.

@@ -152,7 +152,7 @@ class HealthSettings(Settings):
         Longest ejection, in seconds; a backend that is ejected again within this time of its return stays out twice as
         long.
     slow_start_s
-        Seconds over which a returning backend's share grows to that of the others; 0 gives it at once.
+        Seconds over which a returning backend's share grows to that of the others; 0: immediately.
     """
 
     interval_s: Seconds = _RULES.interval_s

@@ -106,7 +106,7 @@ class ModelQueue:
                 candidates = waiter.candidates((), may_try=may_try)
                 if free := self.free(candidates):
                     return self._within_share(waiter, party, candidates, free)
-        except GatewayError:  # raised again where the client is told
+        except GatewayError:  # raised again where the client gets it
             pass
         return []
 
@@ -218,7 +218,7 @@ class ModelQueue:
         """Return whether any backend that can serve a request may take more; if none can, skip its line."""
         try:
             members = waiter.members()
-        except GatewayError:  # raised again where the client is told
+        except GatewayError:  # raised again where the client gets it
             return True
         return any(backend.health.state in _SENT_TO for backend in self.free(members))
 

@@ -250,7 +250,7 @@ class FairShares:
         return math.exp(max(-_MOST_FADING, (self._aged_s - self.clock()) / _PEAK_S))
 
     def _need(self, share: float) -> _Needed:
-        """Return the recent demand of all parties, if a weight of 1 has a share of so many places.
+        """Return the recent demand of all parties, if a weight of 1 has a share of `share` places.
 
         A party with more than its share in flight keeps nothing for itself, so `kept` is what it must leave to others.
         """

@@ -64,7 +64,7 @@ class BackendEvidence:
     contradiction: Contradiction | None = None  # how the engine contradicts the pool file; None if it does not
     minutes: tuple[ProbeMinute, ...] = ()
     limit: DrafterLimit | None = None  # the longest context that its drafter serves
-    # Number of its requests with up to so many tokens, including the answer, by the bounds of a histogram.
+    # Number of its requests with at most that many tokens, including the answer, by histogram bound.
     contexts: Mapping[float, float] = field(default_factory=dict)
     flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; else None
 

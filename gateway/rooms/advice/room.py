@@ -40,7 +40,7 @@ _MOST_KINDS: Final = 2000
 
 KEPT_S: Final = 15.0
 Contexts = dict[tuple[str, str], dict[float, float]]
-"""Number of requests with up to so many tokens, by model and backend."""
+"""Number of requests by their most tokens, by model and backend."""
 
 
 def add_learned(

@@ -91,7 +91,7 @@ class Spent:
         self._lines, self._tokens = 0, 0
 
     def ahead(self, lines: int) -> float:
-        """Return the expected cost of so many lines: the mean of earlier ones each, or infinity without any."""
+        """Return the expected cost of a number of lines: the mean of earlier ones each, or infinity without any."""
         return lines * (self._tokens / self._lines if self._lines else math.inf) if lines else 0.0
 
     def has_left(self, in_flight: int, per_day: float | None) -> bool:

@@ -87,7 +87,7 @@ def status(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey 
 
 @app.command()
 def stop(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """End a comparison; what it has shown stays.
+    """End a comparison; its result stays.
 
     \b
     gateway compare stop
