@@ -154,7 +154,7 @@ class InferencePoolSource:
         self, name: str, namespace: str | None, default: Mapping[str, Any], api: ApiServer | None = None
     ) -> None:
         self._name = name
-        self._namespace = namespace  # none for that of the gateway
+        self._namespace = namespace  # none: the gateway's
         # `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they should
         # be left out.
         self._default = default

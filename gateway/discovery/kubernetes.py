@@ -15,7 +15,7 @@ class KubernetesSource:
 
     def __init__(self, service: str, namespace: str | None, port: str | int, api: ApiServer | None = None) -> None:
         self._service = service
-        self._namespace = namespace  # none for that of the gateway
+        self._namespace = namespace  # none: the gateway's
         self._port = port  # name or number of the port
         self._api = api  # none for the API server of the cluster that the gateway runs in
 

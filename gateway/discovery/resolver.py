@@ -22,7 +22,7 @@ class DnsSource:
 
     def __init__(self, name: str, port: int | None, resolver: Resolver | None = None) -> None:
         self._name = name  # the name: of addresses, or of SRV records if there is no port
-        self._port = port  # port of all replicas; None for that of each SRV record
+        self._port = port  # port of all replicas; None: each SRV record's
         self._resolver = resolver  # none for the nameservers and search list of this machine
 
     async def follow(self, report: Report) -> None:

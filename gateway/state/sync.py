@@ -82,7 +82,7 @@ class State:
         self.follow(self._learners)
 
     def follow(self, learners: Mapping[str, Statistics]) -> None:
-        """Synchronize these statistics of models from now on; write those that are dropped once more.
+        """Synchronize these statistics of models from now on; write dropped ones a last time.
 
         New statistics get a name of their own in the store. What this process wrote there earlier for the same model is
         read like that of others.

@@ -127,7 +127,7 @@ class SimulateSettings(Settings):
     seed
         Seed of the random acceptance of drafts.
     max_model_len
-        Longest context, in tokens; null for that of the calibration.
+        Longest context, in tokens; null: the calibration's.
     time_scale
         Real seconds per simulated second: 0.1 runs ten times as fast.
     """

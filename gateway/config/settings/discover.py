@@ -40,7 +40,7 @@ class KubernetesSettings(Settings):
     service
         Name of the service.
     namespace
-        Its namespace; null for that of the gateway.
+        Its namespace; null: the gateway's.
     port
         Name or number of the port of the endpoints.
     """
@@ -60,7 +60,7 @@ class InferencePoolSettings(Settings):
     name
         Name of the InferencePool.
     namespace
-        Its namespace; null for that of the gateway.
+        Its namespace; null: the gateway's.
     """
 
     name: _Label
