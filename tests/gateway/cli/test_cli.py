@@ -181,7 +181,7 @@ def test_the_key_of_the_environment_takes_the_place_of_no_other(
     small: Path, monkeypatch: pytest.MonkeyPatch, named: str, *, is_taken: bool
 ) -> None:
     small.write_text(f"{SMALL}{named}\n")
-    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "from-outside")
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "from-outside\n")
     assert (read_pool(small).admin.digest == digest("from-outside")) is is_taken
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "")
     assert read_pool(small).admin.digest == load_pool(small).admin.digest

@@ -151,9 +151,15 @@ class TestVariables:
         ]
 
     def test_values_are_never_parsed_as_yaml(self, tmp_path: Path) -> None:
-        pool = load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="{a: [b]}\nserver: {port: 1} # ${HOME}")
-        assert pool.admin.digest == digest("{a: [b]}\nserver: {port: 1} # ${HOME}")
+        pool = load(tmp_path, SMALL + "server:\n  host: ${HOST}\n", HOST="{a: [b]}\nserver: {port: 1} # ${HOME}")
+        assert pool.server.host == "{a: [b]}\nserver: {port: 1} # ${HOME}"
         assert pool.server.port == 8080
+
+    @pytest.mark.parametrize("key", ["secret\n", " secret", "s\u00e9cret"])
+    def test_a_key_that_no_header_carries_is_refused_and_not_shown(self, tmp_path: Path, key: str) -> None:
+        (line,) = problems(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY=key)
+        assert line.startswith("11:8: admin.key: has a line break, a space at an end or")
+        assert key.strip() not in line
 
 
 MEANT = """\
@@ -193,6 +199,10 @@ class TestPlainMeaning:
                 "[http://a, http://b/v1]",
                 "2:45: models.m.backends.b/v1.url: must have no path, not even /v1: the gateway adds it; "
                 "expected http://host:port, https://host:port or unix:/path/to.sock",
+            ),
+            (
+                "{a: http://a:0}",
+                "2:35: models.m.backends.a.url: expected http://host:port, https://host:port or unix:/path/to.sock",
             ),
             (
                 "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",
