@@ -20,8 +20,8 @@ def none_if_empty(secret: Any) -> Any:
     return None if secret == "" or (isinstance(secret, SecretStr) and not secret.get_secret_value()) else secret
 
 
-def _checked_secret(secret: SecretStr | None) -> SecretStr | None:
-    text = "" if secret is None else secret.get_secret_value()
+def _checked_secret(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
     if not (text.isascii() and text.isprintable() and text == text.strip()):
         raise ValueError("has a line break, a space at an end or a character beyond ASCII, which no header carries")
     return secret
@@ -33,7 +33,8 @@ def _as_text(value: Any) -> Any:
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-Secret = Annotated[SecretStr | None, BeforeValidator(none_if_empty), AfterValidator(_checked_secret)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(_checked_secret)]
+Secret = Annotated[HeaderSecret | None, BeforeValidator(none_if_empty)]
 Seconds = Annotated[float, Field(gt=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
