@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -141,8 +142,12 @@ def test_a_full_disk_is_said_in_a_line(line: tuple[str, ...]) -> None:
 def test_a_gateway_whose_output_nobody_takes_serves_on(small: Path, output: str, said: int) -> None:
     line, port = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "gateway", "--config"], free_port()
     small.write_text(f"{SMALL}server: {{port: {port}}}\nstate: none\n")
-    with subprocess.Popen([*line, str(small)], cwd=ROOT, stderr=subprocess.PIPE) as process:
+    environ = os.environ | {"TMPDIR": str(small.parent)}
+    with subprocess.Popen([*line, str(small)], cwd=ROOT, stderr=subprocess.PIPE, env=environ) as process:
         until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200)
+        (run_dir,) = small.parent.glob("gateway-*")
+        with pytest.raises(BlockingIOError):  # else systemd-tmpfiles would remove what it has not touched for days
+            fcntl.flock(os.open(run_dir, os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         process.terminate()
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, errors.count(b"standard output cannot be written")) == (0, said)
