@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -16,7 +17,7 @@ import orjson
 from backends.backend import Backend
 from backends.engine import Processes, Said
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
-from backends.http.authorities import trusted
+from backends.http import authorities
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
 from backends.reported import MOST_CONTEXT_TOKENS, finite, printable, whole
 
@@ -71,7 +72,7 @@ class Probe:
             base, uds = "http://localhost", base.removeprefix("unix:").removeprefix("//")
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                uds=uds, verify=base.startswith("https:") and trusted(), trust_env=False
+                uds=uds, verify=base.startswith("https:") and authorities.trusted(), trust_env=False
             ),
             base_url=base,
             headers=headers,
@@ -97,6 +98,8 @@ class Probe:
         except httpx.ConnectError as error:
             result = _unconnected(error)
             self.was_refused |= result.refused
+            if self._backend.url.startswith("https:") and not result.refused:
+                await asyncio.get_running_loop().run_in_executor(authorities.threads, authorities.renew)
         except httpx.TimeoutException:
             return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:

@@ -25,6 +25,7 @@ _LATE_SHARE: Final = 0.1
 _TICK_S: Final = 0.05
 _STARTING_PAUSE_S: Final = 0.25
 """Pause between probes of a replica that has not started yet; the gateway's start waits for it."""
+_late: Final = background.Seldom()
 
 
 class Watch:
@@ -110,7 +111,9 @@ class Watch:
             result, late_s = await self._probe_timed(admit=admit)
             if not result.late or late_s < _LATE_SHARE * self.rules.timeout_s:
                 break
-            logger.warning("this process was late by %.1f s: a probe that timed out is repeated", late_s)
+            if _late.may_say():
+                text = "this process was late by %.1f s: probes that timed out are repeated (logged once a minute)"
+                logger.warning(text, late_s)
         return result
 
     async def _probe_timed(self, *, admit: bool) -> tuple[ProbeResult, float]:

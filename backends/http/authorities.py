@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from backends.files.regular import check_regular
 from backends.validation import UsageError
@@ -20,3 +23,20 @@ def trusted() -> ssl.SSLContext:
         except OSError as error:
             raise UsageError(f"SSL_CERT_FILE: {file}: {error.strerror}") from None
     return ssl.create_default_context()
+
+
+def renew() -> None:
+    """Trust also those in the file as it is now, in one of `threads`; those before stay trusted."""
+    if (file := ssl.get_default_verify_paths().cafile) is not None:
+        with contextlib.suppress(OSError):
+            found = os.stat(file)
+            _read(found.st_ino, found.st_mtime_ns)
+
+
+@functools.lru_cache(1)
+def _read(_inode: int, _changed_ns: int) -> None:
+    trusted().set_default_verify_paths()
+
+
+threads: Final = ThreadPoolExecutor(1, "authorities")
+"""For files that may never answer."""

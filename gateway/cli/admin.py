@@ -55,7 +55,7 @@ class Admin:
 
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
-        headers = {b"authorization": f"Bearer {self.key}".encode()} if self.key else {}
+        headers = {b"authorization": f"Bearer {self.key.strip()}".encode()} if self.key else {}
         try:
             response = httpx.request(
                 method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=trusted(), **body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import tempfile
@@ -51,6 +52,7 @@ def serve_pool(
             Certificate(tls, f"{section}.tls")  # reports bad files now
 
     run_dir.mkdir(mode=0o700)
+    fcntl.flock(os.open(run_dir, os.O_DIRECTORY), fcntl.LOCK_SH)  # who removes old files from /tmp leaves it alone
     if settings.server.workers > 1:
         metrics.mkdir()
     from gateway.service.run import serve

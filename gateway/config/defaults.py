@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.config.settings import AdminSettings, PoolSettings
+from gateway.config.settings import PoolSettings
 
 _FOLDER = "speculation-gateway"
 
@@ -17,8 +17,9 @@ def with_admin_key(settings: PoolSettings, environ: Mapping[str, str] = os.envir
 
     A key of `keys` may do what its `admin` says, and no more.
     """
-    given = AdminSettings.model_validate({"key": environ.get("GATEWAY_ADMIN_KEY")}).sha256
-    if settings.admin.sha256 is not None or given is None or given in {key.sha256 for key in settings.keys}:
+    key = environ.get("GATEWAY_ADMIN_KEY", "").strip()
+    given = hashlib.sha256(key.encode()).hexdigest()
+    if settings.admin.sha256 is not None or not key or given in {key.sha256 for key in settings.keys}:
         return settings
     return settings.model_copy(update={"admin": settings.admin.model_copy(update={"sha256": given})})
 

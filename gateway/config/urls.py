@@ -27,7 +27,7 @@ def address(url: str) -> str:
         port = parts.port
     except ValueError:
         raise ValueError(_EXPECTED) from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or any(c.isspace() for c in url):
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or any(c.isspace() for c in url):
         raise ValueError(_EXPECTED)
     if parts.username is not None:
         raise ValueError("must have no user or password: set api_key instead")

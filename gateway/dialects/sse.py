@@ -197,12 +197,12 @@ def count_events(data: bytes) -> int:
 
     Examples
     --------
-    >>> count_events(b"data: 1\n\n"), count_events(b"event: a\ndata: 1\n\n:\n\n"), count_events(b"data: 1\r\n\r\n")
-    (1, 2, 1)
+    >>> count_events(b"data: 1\n\n"), count_events(b"event: a\ndata: 1\n\n:\n\n"), count_events(b"data: 1\r\n\r\n:\n\n")
+    (1, 2, 2)
     """
     if _is_one_event(data):
         return 1
-    return data.count(b"\n\n") or data.count(b"\r\n\r\n")
+    return data.count(b"\n\n") + data.count(b"\r\n\r\n")
 
 
 def _is_one_event(data: bytes) -> bool:

@@ -28,7 +28,15 @@ _HOP_BY_HOP = frozenset(
 )
 ENGINE_PRIORITY: Final = b"x-vllm-priority"
 """vLLM reads it as `priority`, which the key bounds: it counts in the queue and is not forwarded."""
-_NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", ENGINE_PRIORITY}
+# What an engine compresses could neither be checked nor counted.
+_NOT_TO_BACKEND = _HOP_BY_HOP | {
+    b"accept-encoding",
+    b"content-length",
+    b"expect",
+    b"host",
+    b"x-request-id",
+    ENGINE_PRIORITY,
+}
 _LOCATIONS = frozenset({b"location", b"content-location"})  # forwarded as paths of the gateway: see `relative_location`
 # The HTTP server writes its own date, and the exchange its own request id.
 _NOT_TO_CLIENT = _HOP_BY_HOP | _LOCATIONS | {b"date", b"request-id", b"x-request-id"}
@@ -42,7 +50,7 @@ def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
 
     Examples
     --------
-    >>> lines_for_backend([(b"host", b"gateway"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-1")])
+    >>> lines_for_backend([(b"accept-encoding", b"br"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-1")])
     (b'accept: */*\r\n', b'authorization: Bearer sk-1\r\n')
     >>> lines_for_backend([(b"x-session-id", b"7"), (b"x-vllm-priority", b"-99")])
     (b'x-session-id: 7\r\n', b'')

@@ -133,7 +133,7 @@ class Listener:
                 is_taken = True
         except OSError as error:  # includes ssl.SSLError and the timeout
             if self._logged.may_say():
-                log.info("a TLS connection did not begin (%s); logged once a minute", error or "too slow")
+                log.info("a TLS connection did not begin (%s); logged once a minute", str(error) or "too slow")
         finally:
             if not is_taken:
                 accepted.close()

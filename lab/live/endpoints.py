@@ -13,6 +13,7 @@ import orjson
 
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, read_metrics
 from backends.http.address import Address
+from backends.http.authorities import trusted
 from backends.http.bounded import PLAIN, UnboundedError, fetch
 from backends.validation import UsageError
 from lab.live.record import error_message
@@ -63,7 +64,9 @@ class LiveEndpoint:
         """Return a client for requests outside the run."""
         scheme = "https" if self.address.tls else "http"
         return httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=self.address.path, trust_env=False),
+            transport=httpx.AsyncHTTPTransport(
+                uds=self.address.path, verify=self.address.tls and trusted(), trust_env=False
+            ),
             base_url=f"{scheme}://{self.address.authority.decode()}{self.prefix}",
             headers=[*self.headers, *PLAIN.items()],
             timeout=_TIMEOUT_S,

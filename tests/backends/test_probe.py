@@ -7,7 +7,9 @@ import contextlib
 import functools
 import gzip
 import json
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from backends.backend import Backend
+from backends.http import authorities
 from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
+from tests.support.certificates import make_pair, replace
 from tests.support.upstream import Behaviour, Upstream, Wire, hang
 from tests.support.waiting import eventually
 
@@ -91,6 +95,21 @@ async def test_http_where_tls_is_expected_refuses_nothing() -> None:
         result = await probed(url)
     assert (result.problem or "").startswith("cannot be connected to by TLS (")
     assert not result.refused
+
+
+async def test_authorities_that_replace_others_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = make_pair(tmp_path / "before"), make_pair(tmp_path / "after")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(after.certificate, after.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(before.certificate))
+    monkeypatch.setattr(authorities, "trusted", functools.cache(authorities.trusted.__wrapped__))
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
+        async with probe_of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as probe:
+            for _ in range(2):
+                assert "certificate verify failed" in ((await probe.run(admit=True)).problem or "")
+            replace(before.certificate, after.certificate)
+            await probe.run(admit=True)
+            assert (await probe.run(admit=True)).problem.startswith("fails its health check (RemoteProtocolError")
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,12 @@ def test_an_engine_that_has_no_metrics_any_more_has_no_load_of_the_one_before() 
     backend = watch.backend
     assert (backend.load.running, backend.engine.contradictions, backend.method) == (0, {}, Method.EAGLE3)
     assert not watch.is_at_work
+
+
+async def test_a_late_process_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def late(self: Watch, *, admit: bool) -> tuple[ProbeResult, float]:
+        return ProbeResult("late", late=admit), 2.0
+
+    monkeypatch.setattr(Watch, "_probe_timed", late)
+    assert (await watched().probe_now(admit=True)).late
+    assert [record.message[:33] for record in caplog.records] == ["this process was late by 2.0 s: p"]

@@ -20,13 +20,21 @@ def none_if_empty(secret: Any) -> Any:
     return None if secret == "" or (isinstance(secret, SecretStr) and not secret.get_secret_value()) else secret
 
 
+def _checked_secret(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise ValueError("has a line break, a space at an end or a character beyond ASCII, which no header carries")
+    return secret
+
+
 def _as_text(value: Any) -> Any:
     # Users write numbers unquoted: `flags: [--max-model-len, 2048]`, `env: {OMP_NUM_THREADS: 1}`.
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-Secret = Annotated[SecretStr | None, BeforeValidator(none_if_empty)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(_checked_secret)]
+Secret = Annotated[HeaderSecret | None, BeforeValidator(none_if_empty)]
 Seconds = Annotated[float, Field(gt=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field
 
-from gateway.config.settings.base import Count, Settings
+from gateway.config.settings.base import Count, HeaderSecret, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -39,7 +39,7 @@ class OtlpSettings(Settings):
     """
 
     endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
-    headers: dict[str, SecretStr] = {}
+    headers: dict[str, HeaderSecret] = {}
     sample_ratio: Share = 1.0
     queue: Count = 4096
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -137,17 +138,19 @@ def test_a_full_disk_is_said_in_a_line(line: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_a_gateway_whose_output_nobody_takes_serves_on(small: Path) -> None:
-    line, port = [sys.executable, "-m", "gateway", "--config", str(small)], free_port()
+@pytest.mark.parametrize(("output", "said"), [(">/dev/full", 1), ("<&- >&- 2>&-", 0)])
+def test_a_gateway_whose_output_nobody_takes_serves_on(small: Path, output: str, said: int) -> None:
+    line, port = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "gateway", "--config"], free_port()
     small.write_text(f"{SMALL}server: {{port: {port}}}\nstate: none\n")
-    with (
-        open("/dev/full", "w") as full,
-        subprocess.Popen(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE) as process,
-    ):
+    environ = os.environ | {"TMPDIR": str(small.parent)}
+    with subprocess.Popen([*line, str(small)], cwd=ROOT, stderr=subprocess.PIPE, env=environ) as process:
         until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200)
+        (run_dir,) = small.parent.glob("gateway-*")
+        with pytest.raises(BlockingIOError):  # else systemd-tmpfiles would remove what it has not touched for days
+            fcntl.flock(os.open(run_dir, os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         process.terminate()
-        _, said = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, said.count(b"standard output cannot be written")) == (0, 1)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, errors.count(b"standard output cannot be written")) == (0, said)
 
 
 def test_errors_of_a_file_as_json(wrong: Path) -> None:
@@ -183,7 +186,7 @@ def test_the_key_of_the_environment_takes_the_place_of_no_other(
     small: Path, monkeypatch: pytest.MonkeyPatch, named: str, *, is_taken: bool
 ) -> None:
     small.write_text(f"{SMALL}{named}\n")
-    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "from-outside")
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "from-outside\n")
     assert (read_pool(small).admin.digest == digest("from-outside")) is is_taken
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "")
     assert read_pool(small).admin.digest == load_pool(small).admin.digest

@@ -151,9 +151,19 @@ class TestVariables:
         ]
 
     def test_values_are_never_parsed_as_yaml(self, tmp_path: Path) -> None:
-        pool = load(tmp_path, SMALL + "admin:\n  key: ${KEY}\n", KEY="{a: [b]}\nserver: {port: 1} # ${HOME}")
-        assert pool.admin.digest == digest("{a: [b]}\nserver: {port: 1} # ${HOME}")
+        pool = load(tmp_path, SMALL + "server:\n  host: ${HOST}\n", HOST="{a: [b]}\nserver: {port: 1} # ${HOME}")
+        assert pool.server.host == "{a: [b]}\nserver: {port: 1} # ${HOME}"
         assert pool.server.port == 8080
+
+    @pytest.mark.parametrize("key", ["secret\n", " secret", "s\u00e9cret"])
+    def test_a_key_that_no_header_carries_is_refused_and_not_shown(self, tmp_path: Path, key: str) -> None:
+        text = "telemetry: {otlp: {endpoint: 'http://h', headers: {a: '${KEY}'}}}\nadmin:\n  key: ${KEY}\n"
+        lines = problems(tmp_path, SMALL + text, KEY=key)
+        assert [line.partition(": has a line break, a space")[0] for line in lines] == [
+            "10:55: telemetry.otlp.headers.a",
+            "12:8: admin.key",
+        ]
+        assert key.strip() not in str(lines)
 
 
 MEANT = """\
@@ -193,6 +203,10 @@ class TestPlainMeaning:
                 "[http://a, http://b/v1]",
                 "2:45: models.m.backends.b/v1.url: must have no path, not even /v1: the gateway adds it; "
                 "expected http://host:port, https://host:port or unix:/path/to.sock",
+            ),
+            (
+                "{a: http://a:0}",
+                "2:35: models.m.backends.a.url: expected http://host:port, https://host:port or unix:/path/to.sock",
             ),
             (
                 "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",

@@ -10,11 +10,15 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from gateway.config.settings import TlsSettings
+from gateway.http.server import HttpServer
+from gateway.listening import listener
+from gateway.listening.certificate import Certificate
 from tests.support.certificates import copied, make_pair, replace
 from tests.support.command import gateway_command, until
 from tests.support.pool_file import CHAT, write_pool
@@ -89,6 +93,17 @@ def test_a_renewed_certificate_is_shown_while_connections_stay(pairs: list[TlsSe
 
 
 @pytest.mark.slow
+async def test_a_client_that_is_silent_is_said_to_be_slow(
+    pairs: list[TlsSettings], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "_TLS_S", 0.01)
+    caplog.set_level("INFO")
+    with socket.create_server(("127.0.0.1", 0)) as opened, socket.create_connection(opened.getsockname()):
+        certificate = Certificate(pairs[0], "server.tls")
+        await listener.Listener(HttpServer(Mock(), Mock()), opened, certificate)._begin_tls(opened.accept()[0])
+    assert "(too slow)" in caplog.text
+
+
 def test_clients_that_do_not_begin_tls_keep_nobody_out(pairs: list[TlsSettings], tmp_path: Path) -> None:
     with served(pairs[0], tmp_path) as (port, _), contextlib.ExitStack() as stack:
         clear = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
