@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import ssl
 from itertools import cycle
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from gateway.cli import engines
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.gateway.conftest import start_gateway
-from tests.support.certificates import make_pair
 from tests.support.upstream import Upstream, Wire, answer
 from tests.support.waiting import eventually
 
@@ -292,26 +290,6 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
         await loading.die()
     assert (status, err) == (0, [f"Waiting for {loading.url}: /health answered 503 (at most 600 s in all)"])
     assert len(load_pool(path).models[MODEL].backends) == 2
-
-
-@pytest.mark.slow
-async def test_the_other_scheme_is_told(tmp_path: Path) -> None:
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1 << 16)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        writer.close()
-
-    pair, context = make_pair(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pair.certificate, pair.key)
-    async with engine() as plain, await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context) as encrypted:
-        place, port = plain.url.removeprefix("http://"), encrypted.sockets[0].getsockname()[1]
-        line = ("init", f"https://{place}", f"http://127.0.0.1:{port}", "--config", str(tmp_path / "a.yaml"))
-        status, out, err = await run(*line)
-    assert (status, err) == (2, [NONE])
-    assert out == [
-        f"{place}: speaks http: write {plain.url}",
-        f"127.0.0.1:{port}: speaks https: write https://127.0.0.1:{port}",
-    ]
 
 
 async def test_a_gateway_is_no_engine(tmp_path: Path) -> None:

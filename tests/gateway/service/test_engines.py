@@ -151,16 +151,3 @@ async def test_no_client_sees_that_another_engine_is_at_an_address(what: str, re
         become(running.upstreams["b"], what)
         last = await running.chat(headers=own)
         assert (last.status_code, last.json()["error"]["code"]) == (503, f"backend_{what}")
-
-
-async def test_what_a_client_has_asked_for_itself_is_its_own_answer() -> None:
-    """The key that it sent on, a stored response, a path that its engines lack, an alias that they do not have."""
-    async with start_gateway() as running:
-        for upstream in running.upstreams.values():
-            upstream.behaviour = of_another_key
-        refused = await running.chat(headers={"authorization": "Bearer own"})
-        assert (refused.status_code, refused.json()) == (401, {"error": "Unauthorized"})
-        for upstream in running.upstreams.values():
-            upstream.behaviour = lambda wire: wire.json({"detail": "Not Found"}, 404)
-        assert (await running.chat()).json() == {"detail": "Not Found"}
-        assert {backend.health.state for backend in running.gateway.pool} == {State.UP}

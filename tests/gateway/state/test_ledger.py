@@ -18,28 +18,6 @@ from policies.statistics import Table
 from tests.gateway.state.conftest import Stores
 from tests.support.state_member import LENGTH, STEPS, Clock, Member, in_step
 
-
-def test_three_members_share_all_observations(stores: Stores) -> None:
-    clock = Clock()
-    members = [Member(stores.open(), clock) for _ in range(3)]
-    for number, member in enumerate(members):
-        member.statistics.add(LENGTH, ("shared",), 1.0, float(number))
-        member.statistics.add(LENGTH, (f"of {number}", "ü\n|"), 1.0, 0.1)
-        member.statistics.add(STEPS, (), 1.0, 2.0, 3.0)
-    numbers = (0.1 + 0.2, -1e-17, 12345678.900000001)
-    members[0].statistics.add(STEPS, ("exact",), *numbers)
-    in_step(*members)
-    assert members[2].statistics.buckets(STEPS)["exact",] == numbers
-    members[0].statistics.add(LENGTH, ("shared",), 1.0, 40.0)
-    in_step(*members)
-    for member in members:
-        assert member.buckets() == {
-            ("shared",): (4.0, 43.0),
-            **{(f"of {number}", "ü\n|"): (1.0, 0.1) for number in range(3)},
-        }
-        assert member.buckets(STEPS)[()] == (3.0, 6.0, 9.0)
-
-
 FOREIGN = {
     "sums": [[["k"], [1.0, 1e300]]], "a text": [[["k"], [1.0, "9"]]], "null": [[["k"], [1.0, None]]],
     "a truth": [[["k"], [True, 1.0]]], "a key": [[[["k"]], [1.0, 1.0]]], "no rows": 7, "no JSON": b"{",

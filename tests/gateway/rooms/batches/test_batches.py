@@ -11,7 +11,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.config.settings.keys import KeySettings
 from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
@@ -152,30 +151,6 @@ async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pyt
         errors = await lines_of(client, batch.error_file_id)
         assert [each["custom_id"] for each in errors] == ["held 0", "held 1", "held 2"]
         assert {each["error"]["code"] for each in errors} == {"batch_expired"}
-
-
-@pytest.mark.slow
-async def test_another_key_sees_nothing(tmp_path: Path) -> None:
-    keys = [KeySettings(name=name, key=f"key-{name}") for name in ("ours", "theirs")]
-    async with batches(tmp_path, keys=keys) as running:
-        async with client_of(running, "key-ours") as ours, client_of(running, "key-theirs") as theirs:
-            batch = await ended(ours, (await begin(ours, jsonl(line("a")))).id)
-            for attempt in (
-                theirs.files.retrieve(batch.input_file_id),
-                theirs.files.content(batch.output_file_id),
-                theirs.files.delete(batch.input_file_id),
-                theirs.batches.retrieve(batch.id),
-                theirs.batches.cancel(batch.id),
-                theirs.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
-            ):
-                with pytest.raises(openai.NotFoundError):
-                    await attempt
-            assert (await theirs.files.list()).data == (await theirs.batches.list()).data == []
-            assert len(await lines_of(ours, batch.output_file_id)) == 1
-        async with client_of(running) as stranger:
-            with pytest.raises(openai.AuthenticationError):
-                await stranger.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        assert await running.counted("gateway_key_tokens_total", key="ours batch") == 10
 
 
 async def test_bounds(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -169,8 +170,11 @@ def used(pairs: list[TlsSettings], tmp_path: Path) -> TlsSettings:
 def test_files_that_cannot_be_used_are_named(pairs: list[TlsSettings], tmp_path: Path) -> None:
     mixed = TlsSettings(certificate=pairs[0].certificate, key=pairs[1].key)
     missing = TlsSettings(certificate=tmp_path / "none.crt", key=pairs[0].key)
-    for settings in (mixed, missing):
-        with pytest.raises(UsageError, match=f"{settings.certificate} and {settings.key} cannot be used"):
+    fifo = TlsSettings(certificate=pairs[0].certificate, key=tmp_path / "fifo")
+    os.mkfifo(fifo.key)
+    for settings, why in ((mixed, ""), (missing, "No such file"), (fifo, "not a regular file but a FIFO")):
+        named = f"{settings.certificate} and {settings.key} cannot be used"
+        with pytest.raises(UsageError, match=rf"{named} \(.*{why}"):
             Certificate(settings, "picker.tls")
 
 

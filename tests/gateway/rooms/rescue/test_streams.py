@@ -219,17 +219,6 @@ async def test_what_cannot_be_continued_ends_with_an_error(
         assert asked(running) == [False]
 
 
-async def test_what_a_stream_is_without_a_rescue_stays_the_same() -> None:
-    async with start_gateway() as running:
-        running.upstreams["a"].behaviour = engine()
-        response = await stream(running)
-        assert running.upstreams["a"].seen[-1].json["return_token_ids"] is True
-    expected = list(
-        TokenEngine(SCRIPT, 1, "a").events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True)
-    )
-    assert response.content == b"".join(expected)
-
-
 async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life() -> None:
     async def old(wire: Wire) -> None:
         tokens = TokenEngine(SCRIPT, 1, wire.upstream.name)
