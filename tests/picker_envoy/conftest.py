@@ -125,15 +125,13 @@ class Stage:
         until(lambda: self.envoy.statistic("cluster.picker.membership_healthy") == healthy)
 
     @contextmanager
-    def without(self, *names: str) -> Iterator[None]:
-        """Have engines refuse connections for a time, and end those that there are."""
-        for name in names:
-            self._run(self.engines[name].die())
+    def without(self, name: str) -> Iterator[None]:
+        """Have an engine refuse connections for a time, and end those that there are."""
+        self._run(self.engines[name].die())
         try:
             yield
         finally:
-            for name in names:
-                self._run(self.engines[name].come_back())
+            self._run(self.engines[name].come_back())
 
     def tell_engines(self) -> None:
         """Have engines answer the requests that wait for it."""

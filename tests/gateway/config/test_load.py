@@ -133,14 +133,10 @@ class TestVariables:
 
     def test_what_they_hold_is_of_the_type_that_is_wanted(self, tmp_path: Path) -> None:
         text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}', port: '${PORT:-9000}'}\n"
-        text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\nadmin: {key: '${KEY}'}\n"
+        text += "keys: [{name: a, key: k, may_override: '${MAY}', max_in_flight: '${NO:-}'}]\nadmin: {key: '${KEY}'}\n"
         pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true", KEY="0123", PORT="")
         assert (pool.server.max_in_flight, pool.server.drain_s, pool.keys[0].may_override) == (7, 0.5, True)
-        assert (pool.server.port, pool.admin.digest) == (9000, digest("0123"))
-
-    def test_an_empty_variable_is_null(self, tmp_path: Path) -> None:
-        pool = load(tmp_path, SMALL + "server:\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n", KEY="")
-        assert (pool.server.max_in_flight, pool.admin.digest) == (None, None)
+        assert (pool.server.port, pool.keys[0].max_in_flight, pool.admin.digest) == (9000, None, digest("0123"))
 
     def test_unset_variables_and_malformed_references(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
@@ -341,6 +337,7 @@ class TestErrors:
                 "keys: [{name: a, key: b, models: [m], admin: write}]\n",
                 "1:46: keys[0].admin: /admin is about all models, but models bounds the key; remove one of the two",
             ),
+            ("a: " + "[" * 5000, "1:1: nested too deep"),
             ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )
@@ -362,10 +359,6 @@ class TestErrors:
         assert len(lines) == 1
         assert lines[0].startswith("10:15: not YAML: ")
         assert lines[0].endswith("; quote `${...}` inside braces or brackets")
-
-    @pytest.mark.slow
-    def test_deep_nesting_is_refused(self, tmp_path: Path) -> None:
-        assert problems(tmp_path, "a: " + "[" * 5000) == ["1:1: nested too deep"]
 
     def test_a_context_that_exceeds_the_simulated_gpus_memory(self, tmp_path: Path) -> None:
         simulated = "{method: suffix, simulate: {calibration: llama-3.1-8b-h100, max_model_len: 10000000}}"
@@ -392,17 +385,13 @@ class TestErrors:
             ("admin: {key: k, sha256: " + 64 * "a" + "}", "admin.sha256: set together with key; keep one of the two"),
             ("admin: {metrics: true}", "admin.metrics: needs admin.listen"),
             ("admin: {listen: '::1:9090'}", "admin.listen: expected host:port"),
+            ("server: {<<: [1]}", "10:15: server: `<<` merges mappings only; use an alias of a mapping"),
             ("keys: [{name: anonymous, key: k}]", "keys[0].name: the gateway uses this name itself; choose another"),
         ],
     )
-    def test_paths_origins_and_scopes(self, tmp_path: Path, section: str, wrong: str) -> None:
+    def test_sections(self, tmp_path: Path, section: str, wrong: str) -> None:
         (line,) = problems(tmp_path, SMALL + section)
         assert wrong in line
-
-    def test_merging_a_list_is_refused(self, tmp_path: Path) -> None:
-        assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
-            "10:15: server: `<<` merges mappings only; use an alias of a mapping"
-        ]
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:

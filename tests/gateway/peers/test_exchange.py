@@ -97,16 +97,3 @@ async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer
             (redis.start if how == "killed" else redis.thaw)()
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
         assert one.peers_seen() == two.peers_seen() == 1
-
-
-async def test_other_things_in_the_hash_are_ignored(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    async with gateways(redis) as (one, two):
-        redis.client.hset("test:live", "someone", "no report")
-        two.backends[0].in_flight = 4
-        await eventually(lambda: one.load() == [4, 0])
-        assert caplog.text.count("a report at redis") == 2, "each gateway says so once"
-        redis.client.set("test:live", "a text")
-        await eventually(lambda: one.failures)
-        redis.client.delete("test:live")
-        two.backends[0].in_flight = 5
-        await eventually(lambda: one.load() == [5, 0])

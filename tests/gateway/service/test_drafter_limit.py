@@ -19,12 +19,10 @@ from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from gateway.discovery.inference_pool import settings_of
-from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
 from lab.past.pool import simulated_pool
 from lab.simulation.table import request_table
-from tests.gateway.conftest import ADMIN, MODEL, start_gateway
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 
 LIMIT = DrafterLimit(2048)
@@ -106,22 +104,6 @@ def test_a_simulated_replica_has_the_limit_of_its_calibration_or_of_the_file(tmp
         assert replayed.drafter_limit == (own if more else None)  # None: that of the calibration
 
 
-def test_discovered_replicas_have_the_limit_of_their_labels_or_of_their_source(tmp_path: Path) -> None:
-    path = tmp_path / "pool.yaml"
-    source = "{inference_pool: {name: p}, method: eagle3, speculative_config: {num_speculative_tokens: 3}"
-    path.write_text(
-        f"models:\n  m:\n    policy: {{name: random}}\n    discover: {{p: {source}, drafter_limit: 300}}}}\n"
-    )
-    settings, eagle = load_pool(path), {"method": "eagle3", "num-speculative-tokens": "3"}
-    default = settings.models["m"].discover["p"].of_unlabelled
-    said = ({}, eagle, eagle | {"drafter-limit": "2048", "beyond-drafter-limit": "batch"}, {"method": "suffix"})
-    found = [Replica(str(number), f"http://{number}", settings_of(each, default)) for number, each in enumerate(said)]
-    backends = plan(settings, tmp_path, found={("m", "p"): found}).backends
-    short = DrafterLimit(300, Beyond.WORSE)
-    assert [each.drafter_limit for each in backends] == [short, short, LIMIT, None]
-    assert [each.asks_version for each in backends] == [True, True, False, True]
-
-
 @pytest.mark.slow
 def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
     line = ["check", "--config", str(pool_file(tmp_path, "speculative_config:", HEAD, "drafter_limit: 2048"))]
@@ -171,20 +153,13 @@ async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on() ->
         assert {name: each["drafter_limit"] for name, each in on_page.items()} == {"plain": None, "head": shown}
 
 
-CRASH = {"head": DrafterLimit(1024, Beyond.CRASH)}
-
-
 def with_images(number: int, **fields: Any) -> dict[str, Any]:
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", **fields}}
     return {"model": MODEL, "messages": [{"role": "user", "content": ["What is it?", *[part] * number]}]}
 
 
 async def images(wire: Wire) -> None:
-    """Report 600 tokens for each image, or 80 for one in low detail; and a response whose conversation has 1,500."""
-    if wire.seen.target == "/v1/responses":
-        usage = {"input_tokens": 1400, "output_tokens": 100}
-        await wire.json({"id": "resp_1", "object": "response", "status": "completed", "output": [], "usage": usage})
-        return
+    """Report 600 tokens for each image, or 80 for one in low detail."""
     body = wire.seen.body
     tokens = 12 + body.count(b"a.png") * (80 if b'"low"' in body else 600)
     await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": tokens, "completion_tokens": 30}})
@@ -192,10 +167,10 @@ async def images(wire: Wire) -> None:
 
 @pytest.mark.slow
 async def test_images_end_no_engine_while_another_can_serve_them() -> None:
-    async with start_gateway(METHODS, behaviour=images, limits=CRASH) as running:
+    async with start_gateway(METHODS, behaviour=images, limits={"head": DrafterLimit(1024, Beyond.CRASH)}) as running:
 
-        async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> str:
-            response = await running.client.post(path, json=body)
+        async def sent(body: dict[str, Any]) -> str:
+            response = await running.client.post("/v1/chat/completions", json=body)
             assert response.status_code == 200
             return response.headers["x-gateway-backend"]
 
@@ -217,40 +192,3 @@ async def test_images_end_no_engine_while_another_can_serve_them() -> None:
         await running.until(lambda: running.backend("plain").health.state is State.DOWN)
         assert await sent(with_images(1, detail="high")) == "head", "nobody else can take it, and it may be short"
         assert (await running.client.post("/v1/chat/completions", json=three)).status_code == 503
-
-
-async def test_a_stored_conversation_is_as_long_as_its_engine_has_told() -> None:
-    async with start_gateway(METHODS, behaviour=images, limits=CRASH) as running:
-
-        async def features(**fields: Any) -> Any:
-            body = {"model": MODEL, "input": "hi", **fields}
-            explained = await running.client.post("/admin/explain?path=/v1/responses", headers=ADMIN, json=body)
-            return explained.json()["features"]
-
-        first = {"model": MODEL, "input": "hi", "conversation": "conv_1"}
-        assert (await features(conversation="conv_1"))["unseen"]["unknown"] == ["conversation"]
-        for _ in range(5):
-            response = await running.client.post("/v1/responses", json=first)
-            assert response.headers["x-gateway-backend"] == "plain"
-        for stored in ({"conversation": {"id": "conv_1"}}, {"previous_response_id": "resp_1"}):
-            found = await features(**stored)
-            assert (found["prompt_tokens"], found["unseen"]) == (pytest.approx(1506, abs=5), None)
-        assert (await features(previous_response_id="resp_2"))["unseen"]["unknown"] == ["conversation"]
-
-
-async def test_forms_and_pairs_are_as_long_as_they_are() -> None:
-    async def behave(wire: Wire) -> None:
-        await wire.json({"text": "word", "results": [], "usage": {"type": "duration", "seconds": 60}})
-
-    async with start_gateway(METHODS, behaviour=behave, limits=CRASH) as running:
-        for _ in range(4):
-            form = {"file": ("a.mp3", b"x" * 40_000), "model": (None, MODEL)}
-            headers = {"x-gateway-model": MODEL}
-            heard = await running.client.post("/v1/audio/transcriptions", files=form, headers=headers)
-            pairs = {"model": MODEL, "query": "why", "documents": ["word " * 200] * 10}
-            ranked = await running.client.post("/v1/rerank", json=pairs)
-            short = await running.client.post("/v1/rerank", json={**pairs, "documents": ["word"]})
-            found = [each.headers["x-gateway-backend"] for each in (heard, ranked)]
-            assert (found, short.status_code) == (["plain", "plain"], 200)
-        (seen,) = running.gateway.models[MODEL].parts._of[""].values()
-        assert seen.mean == 3000, "60 seconds"

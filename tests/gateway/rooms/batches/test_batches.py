@@ -14,7 +14,7 @@ import pytest
 from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
-from gateway.rooms.batches.places import ModelPlaces, Places
+from gateway.rooms.batches.places import Places
 from gateway.rooms.batches.storage import Storage
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.gateway.rooms.batches.support import (
@@ -219,18 +219,6 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
         assert sorted(each["custom_id"] for each in output) == sorted(names)
         assert sorted(seen()) == sorted([*names, "held"])
         assert storage.names("open") == []
-
-
-async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
-    async with start_gateway() as running:
-        places, line = ModelPlaces(running.gateway, MODEL, 1), Line(0, "a")
-        places.requests[line] = None
-        places.sent(line, "left")
-        places.look()
-        assert places.at.keys() == {"a", "b", "left"}, "the line is there yet"
-        places.leave(line)
-        places.look()
-        assert places.at.keys() == {"a", "b"}
 
 
 def test_lines_are_begun_that_can_end() -> None:

@@ -153,23 +153,18 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "shares", lambda self, number: (1.0, 1.0))  # no block is as usual
     methods = {"a": "eagle3", "b": "eagle3"}
     async with with_state(tmp_path, methods) as gateway:
         for name in methods:
             gateway.backend(name).draft_depth = True
-        present = await begin(gateway, a="", b="", depths=[0, 3])
+        await begin(gateway, a="", b="", depths=[0, 3])
         await gateway.until(lambda: narrowing(gateway))
         for _ in range(30):
             assert (await gateway.chat()).status_code == 200
         asked = [seen.json["vllm_xargs"] for upstream in gateway.upstreams.values() for seen in upstream.seen]
         assert {each["draft_tokens"] for each in asked} == {0, 3}, "as the engines are told"
-        teach(present, none=0.01, three=0.008)
-        await until_stage(gateway, "decided")
-        ended = await found(gateway)
-        assert ended["findings"][0]["better"] == "k = 3"
-        assert '"num_speculative_tokens": 3' in ended["change"]
 
 
 @pytest.mark.slow

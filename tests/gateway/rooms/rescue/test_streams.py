@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from backends import background
-from backends.health import State
 from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import backends_of, change
@@ -144,29 +143,6 @@ async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(
     assert b'"system_fingerprint":"v1"' in answers[1].content, "the rest of the first is not what its engine shows"
     assert any("stream_options" in seen.body.decode() for seen in running.upstreams["a"].seen)
     assert (await rescues(running)).get("a complete") == (1 if events < 17 else None), "only the end was missing"
-
-
-ABORTED = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"abort","token_ids":[1]}]}\n\n'
-ENDS = {
-    "an error": b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\ndata: [DONE]\n\n',
-    "aborted": ABORTED + b"data: [DONE]\n\n",
-    "without a reason": b"data: [DONE]\n\n",
-    "within an event": b'data: {"id":"x","choices":[{"in',
-    "early": b"",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", ENDS.values(), ids=ENDS)
-async def test_other_ends_of_a_stream_are_as_good_as_a_cut(running: Running, last: bytes) -> None:
-    async def end(wire: Wire) -> None:
-        if last:
-            await wire.chunk(last)
-        await wire.end_stream()
-
-    behave(running, a=engine(events=6, end=end), b=engine())
-    check_is_whole(await stream(running))
-    assert await rescues(running) == {"a complete": 1}
 
 
 @pytest.mark.slow
@@ -308,14 +284,3 @@ async def test_a_stream_outlives_a_backend_that_leaves_the_pool(monkeypatch: pyt
         served = f'gateway_requests_total{{backend="b",method="baseline",model="{MODEL}",outcome="ok"}} 1.0'
         assert served in (await running.client.get("/metrics")).text
     assert not failures
-
-
-@pytest.mark.slow
-async def test_the_backend_that_cut_streams_which_others_completed_is_ejected() -> None:
-    async with start_gateway(health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
-        behave(running, a=engine(events=5), b=engine())
-        number = 0
-        while running.backend("a").health.state is State.UP and number < 20:
-            number += 1
-            check_is_whole(await stream(running, messages=[{"role": "user", "content": f"{number}"}]))
-        assert running.backend("a").health.state is State.EJECTED
