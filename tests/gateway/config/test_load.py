@@ -133,10 +133,14 @@ class TestVariables:
 
     def test_what_they_hold_is_of_the_type_that_is_wanted(self, tmp_path: Path) -> None:
         text = SMALL + "server: {max_in_flight: '${MOST}', drain_s: '${DRAIN}', port: '${PORT:-9000}'}\n"
-        text += "keys: [{name: a, key: k, may_override: '${MAY}', max_in_flight: '${NO:-}'}]\nadmin: {key: '${KEY}'}\n"
+        text += "keys: [{name: a, key: k, may_override: '${MAY}'}]\nadmin: {key: '${KEY}'}\n"
         pool = load(tmp_path, text, MOST="7", DRAIN="0.5", MAY="true", KEY="0123", PORT="")
         assert (pool.server.max_in_flight, pool.server.drain_s, pool.keys[0].may_override) == (7, 0.5, True)
-        assert (pool.server.port, pool.keys[0].max_in_flight, pool.admin.digest) == (9000, None, digest("0123"))
+        assert (pool.server.port, pool.admin.digest) == (9000, digest("0123"))
+
+    def test_an_empty_variable_is_null(self, tmp_path: Path) -> None:
+        pool = load(tmp_path, SMALL + "server:\n  max_in_flight: ${MOST:-}\nadmin:\n  key: ${KEY:-}\n", KEY="")
+        assert (pool.server.max_in_flight, pool.admin.digest) == (None, None)
 
     def test_unset_variables_and_malformed_references(self, tmp_path: Path) -> None:
         text = SMALL + "server:\n  host: ${NOWHERE}\n  port: ${}\nadmin:\n  key: ${NOT A NAME}\n"
