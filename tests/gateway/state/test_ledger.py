@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
@@ -148,6 +149,8 @@ def test_sums_equal_those_of_all_observations_after_any_events(
             case ("observe", int(index), str(key), float(value)):
                 for member in (members[index], reference):
                     member.statistics.add(LENGTH, (key,), 1.0, value)
+                    if key == "a":  # in a page of its own
+                        member.statistics.add(STEPS, (), 1.0, value, -1e-17)
             case ("stage", int(index)):
                 members[index].ledger.stage()
             case ("exchange", int(index)):
@@ -166,9 +169,8 @@ def test_sums_equal_those_of_all_observations_after_any_events(
     in_step(*members)
     members.append(Member(unreliable, clock, model))  # reads only what is in the store
     members[-1].sync()
-    expected = reference.statistics.buckets(LENGTH)
-    for member in members:
-        buckets = member.statistics.buckets(LENGTH)
+    for member, table in itertools.product(members, (LENGTH, STEPS)):
+        buckets, expected = member.statistics.buckets(table), reference.statistics.buckets(table)
         assert buckets.keys() == expected.keys()
         for key, sums in buckets.items():
             assert sums == pytest.approx(expected[key], rel=1e-6, abs=1e-3)

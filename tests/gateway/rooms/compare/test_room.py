@@ -226,24 +226,16 @@ async def printed(gateway: Running, *words: str) -> str:
     return result.stdout
 
 
-async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(gateway: Running) -> None:
+async def test_of_a_comparison_that_runs_all_commands_say_so(gateway: Running) -> None:
     assert "a comparison runs" not in await printed(gateway, "explain", "hi")
     asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
     assert "Comparing for 1d at most, in blocks of 85 s." in await printed(gateway, "compare", "start", *asked)
     await gateway.until(lambda: narrowing(gateway))
     assert "a comparison runs, which may send it elsewhere" in await printed(gateway, "explain", "hi")
-
-
-async def test_an_arm_without_a_replica_that_is_up_is_named(gateway: Running) -> None:
-    await begin(gateway)
-    for name in ("b0", "b1"):
-        assert "is up" not in (await found(gateway))["sentence"]
-        assert (await gateway.command("drain", name)).exit_code == 0
-    assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
-
-
-async def test_a_comparison_that_runs_is_no_change_to_make(gateway: Running) -> None:
-    await begin(gateway)
     advised = await printed(gateway, "advise")
     assert f"{MODEL}: nothing to advise." in advised
     assert "baseline and eagle3 are being compared: Nothing is known: " in advised
+    for name in ("b0", "b1"):
+        assert "is up" not in (await found(gateway))["sentence"]
+        await printed(gateway, "drain", name)
+    assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
