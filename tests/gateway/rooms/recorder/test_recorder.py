@@ -431,10 +431,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
     assert plain.template  # although this policy does not use it
     assert plain.code_share == 1.0
     assert plain.arrived_at is not None
-    assert streamed.arrived_at is not None
-    assert plain.e2e_s is not None
-    assert streamed.ttft_s is not None
-    assert max(streamed.arrived_at - plain.arrived_at, plain.e2e_s, streamed.ttft_s) < 60
+    assert 0.0 < plain.arrived_at < (streamed.arrived_at or 0.0) < plain.arrived_at + 60
     assert (streamed.id, streamed.stream, plain.ttft_s) == ("two", True, None)
     written = b""
     for path in (tmp_path / "t").iterdir():
