@@ -172,6 +172,10 @@ async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, s
         detector = one.gateway.models[MODEL].detector
         for _ in range(12):
             detector.observe_speed("b", 8.0, None, time.time())
+        on_page = await one.on_page()
+        assert on_page["b"]["outlier"].startswith("its steps take ")
+        assert on_page["b"]["slowdown"] > 2.0
+        assert (on_page["a"]["outlier"], on_page["a"]["slowdown"]) == (None, 1.0)
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
         assert f'gateway_backend_outlier_ejected{{backend="b",model="{MODEL}"}} 1.0' in page

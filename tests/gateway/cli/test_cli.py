@@ -74,9 +74,10 @@ def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, co
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
 
-def test_check_says_where_state_is_kept_and_what_it_has_asked(small: Path) -> None:
+def test_check_prints_the_pool_where_state_is_kept_and_what_was_asked(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.exit_code, run.stderr) == (0, "")
+    assert ["lookup", "ngram", "5", "http://127.0.0.1:10"] in [line.split() for line in run.stdout.splitlines()]
     assert "State is kept in" in run.stdout
     assert run.stdout.splitlines()[-1] == "Compared with the metrics of 0 of 2 engines."
 

@@ -292,12 +292,16 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
     assert len(load_pool(path).models[MODEL].backends) == 2
 
 
-async def test_a_gateway_is_no_engine(tmp_path: Path) -> None:
-    async with start_gateway() as running:
-        status, out, err = await run("init", running.url + "/v1", "--config", str(tmp_path / "a.yaml"))
-    name = running.url.removeprefix("http://")
+async def test_a_gateway_and_another_scheme_are_told(tmp_path: Path) -> None:
+    async with start_gateway() as running, engine() as plain:
+        gateway, place = running.url.removeprefix("http://"), plain.url.removeprefix("http://")
+        line = ("init", f"{gateway}/v1", f"https://{place}", "--config", str(tmp_path / "a.yaml"))
+        status, out, err = await run(*line)
     assert (status, err) == (2, [NONE])
-    assert out == [f"{name}: is a gateway, not an engine: name the engines behind it"]
+    assert out == [
+        f"{gateway}: is a gateway, not an engine: name the engines behind it",
+        f"{place}: speaks http: write http://{place}",
+    ]
 
 
 async def test_an_engine_named_by_two_names_is_taken_once(tmp_path: Path) -> None:

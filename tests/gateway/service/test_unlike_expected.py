@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -143,20 +142,3 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
         assert "silent" not in notes["a"]
         ReplicaEvents(running.gateway).engine_changed(running.backend("b"), EngineChange.RESTART)
         assert await shown(running) is None
-
-
-async def test_slow_steps_are_shown() -> None:
-    async with start_gateway(policy=GUARDED) as running:
-        detector = running.gateway.models[MODEL].detector
-        assert detector is not None
-        await running.chat(headers={"x-gateway-backend": "b"})
-        for _ in range(12):
-            detector.observe_speed("b", 4.0, None, time.time())
-        page = await running.on_page()
-        assert page["b"]["outlier"] == "its steps take 4.0 times as long as expected"
-        assert 2.0 < page["b"]["slowdown"] <= 4.01
-        assert (page["a"]["outlier"], page["a"]["slowdown"]) == (None, 1.0)
-        assert page["b"]["fitted_step_s"] > 0.0
-        for _ in range(12):
-            detector.observe_speed("b", 1.0, None, time.time())
-        assert not detector.reasons

@@ -14,7 +14,7 @@ import pytest
 from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
-from gateway.rooms.batches.places import Places
+from gateway.rooms.batches.places import ModelPlaces, Places
 from gateway.rooms.batches.storage import Storage
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.gateway.rooms.batches.support import (
@@ -254,3 +254,15 @@ def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
+
+
+async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
+    async with start_gateway() as running:
+        places, line = ModelPlaces(running.gateway, MODEL, 1), Line(0, "a")
+        places.requests[line] = None
+        places.sent(line, "left")
+        places.look()
+        assert places.at.keys() == {"a", "b", "left"}, "the line is there yet"
+        places.leave(line)
+        places.look()
+        assert places.at.keys() == {"a", "b"}

@@ -143,3 +143,18 @@ def test_what_the_day_needed_is_not_taken_away_by_night() -> None:
     for needed in ({"head": 3, "tree": 0}, {"head": 0, "tree": 1}):
         fleet._past.append(needed)
     assert [fleet._most(method) for method in ("head", "tree", "plain")] == [3, 1, 0]
+
+
+@pytest.mark.slow
+async def test_of_targets_that_no_number_keeps_it_says_so() -> None:
+    policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 0.01}}
+    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+        for _ in range(100):
+            await chats(running)
+            if "no number of its replicas keeps 0.01 ms" in (answer := await asked(running)).text:
+                break
+        assert answer.status_code == 404
+        assert not await fleet_findings(running)
+        page = (await running.client.get("/metrics")).text
+        assert not series(page, "gateway_replicas_needed")
+        assert min(series(page, "gateway_pool_saturation").values()) > 1.0

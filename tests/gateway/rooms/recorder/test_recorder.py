@@ -458,3 +458,18 @@ async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
     assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
     assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
+
+
+@pytest.mark.slow
+async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
+    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
+        await running.chat("what is recorded?")
+        await running.chat("and streamed?", stream=True)
+        await running.chat("long " * 2000)
+        await running.chat("two", n=2)
+    plain, streamed, long, two = records(tmp_path)
+    assert (plain.messages, plain.output) == ([{"role": "user", "content": "what is recorded?"}], "from a")
+    assert (streamed.messages[0]["content"], streamed.output) == ("and streamed?", "from a!")
+    assert (long.messages, long.prompt_tokens) == ((), 7)
+    assert (two.messages, two.output) == ((), "")
