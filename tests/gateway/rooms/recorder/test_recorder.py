@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,6 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
-    """Return a copy with other values."""
-    copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
-    names: Iterable[str] = getattr(ended, "__mypyc_attrs__", None) or vars(ended)  # the class may be compiled
-    known = {name: getattr(ended, name) for name in names if hasattr(ended, name)}
-    for name, value in {**known, **changes}.items():
-        setattr(copied, name, value)
-    return copied
-
-
 def routed_chat(prompt: Prompt | None = None) -> RoutedRequest:
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
@@ -92,7 +82,9 @@ def finished(
     given = {"routed": routed, "decision": decision, "upstream": upstream, "status": 200, "label": "ok"}
     given |= {"first_s": 10.0, "last_s": 10.75, "ended_s": 11.0, "outcome": outcome}
     ended = EndedExchange(b"%d" % number, Client("team"), 9.0)
-    return notes, changed(ended, **{**given, **changes})
+    for name, value in {**given, **changes}.items():
+        setattr(ended, name, value)
+    return notes, ended
 
 
 Started = Callable[..., Recorder]
@@ -162,8 +154,8 @@ def test_candidates_that_the_policy_excluded_have_propensity_0_where_no_other_ar
     recorder = started()
     notes, ended = finished(recorder)
     given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.5], **arm}
-    decision = Decision("b", "learned", "least_delay", 0.5, candidates=notes.candidates[:1], **given)
-    recorder.add(notes, changed(ended, decision=decision))
+    ended.decision = Decision("b", "learned", "least_delay", 0.5, candidates=notes.candidates[:1], **given)
+    recorder.add(notes, ended)
     (record,) = recorded(recorder)
     assert (record.arm, record.propensity) == (arm.get("arm", ""), 0.5)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.5, other])
@@ -215,8 +207,8 @@ def test_a_record_that_cannot_be_built_does_not_affect_others(started: Started) 
     recorder = started()
     notes, ended = finished(recorder, 1)
     scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
-    decision = Decision("b", "learned", "least_delay", 1.0, candidates=notes.candidates[:1], **scores)
-    recorder.add(notes, changed(ended, decision=decision))
+    ended.decision = Decision("b", "learned", "least_delay", 1.0, candidates=notes.candidates[:1], **scores)
+    recorder.add(notes, ended)
     recorder.add(*finished(recorder, 2))
     assert [record.id for record in recorded(recorder)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
