@@ -71,7 +71,8 @@ async def two_gateways(redis: RedisServer) -> AsyncIterator[list[Gateway]]:
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
 async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer, how: str) -> None:
-    async with two_gateways(redis) as (one, two):
+    async with two_gateways(redis) as started:
+        one, two = started
         two.backends[0].in_flight = 4
         await eventually(lambda: one.load() == [4, 0])
         (redis.kill if how == "killed" else redis.freeze)()
@@ -86,6 +87,6 @@ async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
         assert one.peers_seen() == two.peers_seen() == 1
         assert 0 < redis.client.ttl("test:live") <= 120
-        await two.exchange.stop()
+        await started.pop().exchange.stop()
         assert redis.client.hkeys("test:live") == [one.peers.writer.encode()]
         await eventually(lambda: one.peers_seen() == 0, what="forgotten")
