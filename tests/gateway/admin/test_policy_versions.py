@@ -15,7 +15,6 @@ import pytest
 from benchmarks.metrics_page import total
 from gateway.admin.policy_versions import settings_of
 from gateway.state import sync
-from policies.rules.policy import Thresholds
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.blocks import play_blocks
 
@@ -80,7 +79,6 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         await one.until(lambda: learned(one).pinned is not None)
         assert await ask(one) == await ask(two) == ["thresholds"]
         pinned = learned(one).pinned
-        assert isinstance(pinned, Thresholds)
         assert pinned.settings == settings_of(text)
     async with learning(state) as restarted:
         before = learned(restarted).statistics.observations

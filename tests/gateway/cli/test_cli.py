@@ -193,7 +193,6 @@ def test_ctrl_c_while_modules_are_imported_ends_it_quietly(tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"importing\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")

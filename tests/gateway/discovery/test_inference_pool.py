@@ -44,7 +44,6 @@ async def test_each_ready_pod_is_a_replica_at_each_port_with_the_method_of_its_l
         found = await it.until("plain-0:8000", "plain-0:8001", "head-0:8000", "head-0:8001")
         assert found["head-0:8001"].url == "http://10.0.0.2:8001"
         own = found["head-0:8001"].own
-        assert own is not None
         assert own.method is Method.EAGLE3
         assert api.scripts[POOLS].asked[0]["fieldSelector"] == "metadata.name=llama"
         assert api.scripts[PODS].asked[0]["labelSelector"] == "app=vllm,part=engine"
@@ -139,7 +138,6 @@ def test_a_pod_is_as_its_labels_say_and_what_they_cannot_say_as_its_source_does(
     }
     for each in (PLAIN, HEAD, BARE, pod("limited-0", "10.0.0.4", limited)):
         kept = Pod.of(each, default)
-        assert kept is not None
         found.append(Replica(each["metadata"]["name"], f"http://{kept.address}", kept.own))
     planned = plan(settings, tmp_path, None, {("m", "fleet"): found}).backends
     assert {(each.api_key, each.draft_depth == (each.method is Method.EAGLE3)) for each in planned} == {("k", True)}

@@ -12,7 +12,6 @@ from backends.draft_schedule import DraftSchedule, Speculation
 from backends.speculation import Method
 from backends.step_comparison import Difference
 from gateway.service.assembly import ReplicaEvents, is_same_replica
-from policies.learned.policy import Learned
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.silence import silence
 
@@ -45,7 +44,6 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
     caplog.set_level(logging.INFO)
     async with start_gateway(policy=LEARNED) as running:
         learned = running.gateway.models[MODEL].policy
-        assert isinstance(learned, Learned)
         await running.chat()
         replicas = learned.known.replicas
         assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
@@ -90,7 +88,6 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
 async def test_a_difference_between_answers_and_engine_is_shown_and_corrected() -> None:
     async with start_gateway({"b": "ngram"}, policy=LEARNED) as running:
         learned, backend = running.gateway.models[MODEL].policy, running.backend("b")
-        assert isinstance(learned, Learned)
         backend.engine.comparison.difference = Difference(shown=3.0, counted=2.0)
         ReplicaEvents(running.gateway).difference_changed(backend)
         assert learned.known.corrections["b"] == pytest.approx(2 / 3)
@@ -123,7 +120,6 @@ async def shown(running: Running) -> Any:
 async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
     async with start_gateway(policy=policy) as running:
         detector = running.gateway.models[MODEL].detector
-        assert detector is not None
         assert await shown(running) is None
         await running.chat()
         silence(detector, "b")

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.rooms.advice.finding import Advisor
 from gateway.rooms.fleet import model, room
 from gateway.rooms.fleet.capacity import Targets
 from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
@@ -92,7 +91,6 @@ async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
     async with start_gateway() as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         fleet = found.fleets[MODEL] = model.ModelFleet()
-        assert isinstance(found, Advisor)
         assert found.findings(MODEL) == ()
         fleet.targets, fleet.up = Targets(2.0, 0.03), Counter(baseline=1, ngram=2)
         fleet.advised = model.Change({"baseline": 0, "ngram": 2, "eagle3": 0}, 1.5, 2.1)
