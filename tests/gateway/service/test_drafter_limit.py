@@ -22,7 +22,7 @@ from gateway.config.load import load_pool
 from gateway.service.replicas import configured, plan
 from lab.past.pool import simulated_pool
 from lab.simulation.table import request_table
-from tests.gateway.conftest import MODEL, start_gateway
+from tests.gateway.conftest import ADMIN, MODEL, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 
 LIMIT = DrafterLimit(2048)
@@ -158,7 +158,11 @@ def with_images(number: int, **fields: Any) -> dict[str, Any]:
 
 
 async def images(wire: Wire) -> None:
-    """Report 600 tokens for each image, or 80 for one in low detail."""
+    """Report 600 tokens for each image, or 80 for one in low detail; and a response whose conversation has 1,500."""
+    if wire.seen.target == "/v1/responses":
+        usage = {"input_tokens": 1400, "output_tokens": 100}
+        await wire.json({"id": "resp_1", "object": "response", "status": "completed", "output": [], "usage": usage})
+        return
     body = wire.seen.body
     tokens = 12 + body.count(b"a.png") * (80 if b'"low"' in body else 600)
     await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": tokens, "completion_tokens": 30}})
@@ -191,3 +195,21 @@ async def test_images_end_no_engine_while_another_can_serve_them() -> None:
         await running.until(lambda: running.backend("plain").health.state is State.DOWN)
         assert await sent(with_images(1, detail="high")) == "head", "nobody else can take it, and it may be short"
         assert (await running.client.post("/v1/chat/completions", json=three)).status_code == 503
+
+
+async def test_a_stored_conversation_is_as_long_as_its_engine_has_told() -> None:
+    async with start_gateway(METHODS, behaviour=images) as running:
+
+        async def features(**fields: Any) -> Any:
+            body = {"model": MODEL, "input": "hi", **fields}
+            explained = await running.client.post("/admin/explain?path=/v1/responses", headers=ADMIN, json=body)
+            return explained.json()["features"]
+
+        first = {"model": MODEL, "input": "hi", "conversation": "conv_1"}
+        assert (await features(conversation="conv_1"))["unseen"]["unknown"] == ["conversation"]
+        for _ in range(5):
+            (await running.client.post("/v1/responses", json=first)).raise_for_status()
+        for stored in ({"conversation": {"id": "conv_1"}}, {"previous_response_id": "resp_1"}):
+            found = await features(**stored)
+            assert (found["prompt_tokens"], found["unseen"]) == (pytest.approx(1506, abs=5), None)
+        assert (await features(previous_response_id="resp_2"))["unseen"]["unknown"] == ["conversation"]

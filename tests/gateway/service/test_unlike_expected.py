@@ -105,10 +105,7 @@ def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> Non
     assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", 3, draft_depth=True))
 
 
-# Silent drafters and slow steps
-
-
-GUARDED = {"name": "least_loaded", "outlier_ejection": True}
+# Silent drafters
 
 
 async def shown(running: Running) -> Any:
@@ -116,7 +113,7 @@ async def shown(running: Running) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
+@pytest.mark.parametrize("policy", [LEARNED, {"name": "least_loaded", "outlier_ejection": True}])
 async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
     async with start_gateway(policy=policy) as running:
         detector = running.gateway.models[MODEL].detector
