@@ -213,3 +213,22 @@ async def test_a_stored_conversation_is_as_long_as_its_engine_has_told() -> None
             found = await features(**stored)
             assert (found["prompt_tokens"], found["unseen"]) == (pytest.approx(1506, abs=5), None)
         assert (await features(previous_response_id="resp_2"))["unseen"]["unknown"] == ["conversation"]
+
+
+async def test_forms_and_pairs_are_as_long_as_they_are() -> None:
+    async def behave(wire: Wire) -> None:
+        await wire.json({"text": "word", "results": [], "usage": {"type": "duration", "seconds": 60}})
+
+    limits = {"head": DrafterLimit(1024, Beyond.CRASH)}
+    async with start_gateway(METHODS, behaviour=behave, limits=limits) as running:
+        for _ in range(4):
+            form = {"file": ("a.mp3", b"x" * 40_000), "model": (None, MODEL)}
+            headers = {"x-gateway-model": MODEL}
+            heard = await running.client.post("/v1/audio/transcriptions", files=form, headers=headers)
+            pairs = {"model": MODEL, "query": "why", "documents": ["word " * 200] * 10}
+            ranked = await running.client.post("/v1/rerank", json=pairs)
+            short = await running.client.post("/v1/rerank", json={**pairs, "documents": ["word"]})
+            found = [each.headers["x-gateway-backend"] for each in (heard, ranked)]
+            assert (found, short.status_code) == (["plain", "plain"], 200)
+        (seen,) = running.gateway.models[MODEL].parts._of[""].values()
+        assert seen.mean == 3000, "60 seconds"
