@@ -109,10 +109,8 @@ def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> Non
     printed = CliRunner().invoke(app, line).output
     assert f"m/a: its drafter serves 2,048 tokens; beyond, {LATEST.consequence}." in printed
     pool_file(tmp_path, "speculative_config:", HEAD)
-    assert (
-        "m/a: how long a context its drafter serves is not known: set drafter_limit"
-        in CliRunner().invoke(app, line).output
-    )
+    printed = CliRunner().invoke(app, line).output
+    assert "m/a: how long a context its drafter serves is not known: set drafter_limit" in printed
     draft_model = ("speculative_config: {num_speculative_tokens: 3, model: org/draft}", "drafter_limit: 2048")
     pool_file(tmp_path, *draft_model, method="draft_model")
     printed = CliRunner().invoke(app, line).output
