@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from itertools import cycle
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gateway.cli import engines
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.gateway.conftest import start_gateway
+from tests.support.certificates import make_pair
 from tests.support.upstream import Upstream, Wire, answer
 from tests.support.waiting import eventually
 
@@ -291,16 +293,32 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
     assert len(load_pool(path).models[MODEL].backends) == 2
 
 
-async def test_a_gateway_and_another_scheme_are_told(tmp_path: Path) -> None:
-    async with start_gateway() as running, engine() as plain:
-        gateway, place = running.url.removeprefix("http://"), plain.url.removeprefix("http://")
-        line = ("init", f"{gateway}/v1", f"https://{place}", "--config", str(tmp_path / "a.yaml"))
+@pytest.mark.slow
+async def test_the_other_scheme_is_told(tmp_path: Path) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    pair, context = make_pair(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    async with engine() as plain, await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context) as encrypted:
+        place, port = plain.url.removeprefix("http://"), encrypted.sockets[0].getsockname()[1]
+        line = ("init", f"https://{place}", f"http://127.0.0.1:{port}", "--config", str(tmp_path / "a.yaml"))
         status, out, err = await run(*line)
     assert (status, err) == (2, [NONE])
     assert out == [
-        f"{gateway}: is a gateway, not an engine: name the engines behind it",
-        f"{place}: speaks http: write http://{place}",
+        f"{place}: speaks http: write {plain.url}",
+        f"127.0.0.1:{port}: speaks https: write https://127.0.0.1:{port}",
     ]
+
+
+async def test_a_gateway_is_no_engine(tmp_path: Path) -> None:
+    async with start_gateway() as running:
+        status, out, err = await run("init", running.url + "/v1", "--config", str(tmp_path / "a.yaml"))
+    name = running.url.removeprefix("http://")
+    assert (status, err) == (2, [NONE])
+    assert out == [f"{name}: is a gateway, not an engine: name the engines behind it"]
 
 
 async def test_an_engine_named_by_two_names_is_taken_once(tmp_path: Path) -> None:

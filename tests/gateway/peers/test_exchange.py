@@ -84,8 +84,7 @@ async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer
             one.backends[0].in_flight = 1
         finally:
             (redis.start if how == "killed" else redis.thaw)()
-        await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
-        assert one.peers_seen() == two.peers_seen() == 1
+        await eventually(lambda: one.load() == two.load() == [5, 0] and one.peers_seen() == two.peers_seen() == 1)
         assert 0 < redis.client.ttl("test:live") <= 120
         await started.pop().exchange.stop()
         assert redis.client.hkeys("test:live") == [one.peers.writer.encode()]

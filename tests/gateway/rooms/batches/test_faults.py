@@ -77,7 +77,7 @@ async def answers_of(client: openai.AsyncOpenAI, batch: Any) -> dict[str, dict[s
 @pytest.mark.slow
 async def test_another_key_sees_nothing_whatever_names_reloads_give(tmp_path: Path) -> None:
     """The names are those of places, so that a reload gives the name of one key to the other."""
-    async with batches(tmp_path, keys=keys_of("ours", "theirs")) as running:
+    async with batches(tmp_path, keys=keys_of("ours", "theirs", "third")) as running:
         async with client_of(running, "sk-ours") as ours, client_of(running, "sk-theirs") as theirs:
             batch = await ended(ours, (await begin(ours, jsonl(line("a")))).id)
             assert await running.counted("gateway_key_tokens_total", key="key-1 batch") == 10

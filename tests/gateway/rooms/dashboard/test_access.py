@@ -38,6 +38,13 @@ async def test_the_data_needs_a_key_that_may_read_unless_it_is_public() -> None:
         assert (await running.client.request("GET", SNAPSHOT, content=b"body")).status_code == 400
 
 
+@pytest.mark.slow
+async def test_a_disabled_dashboard_is_not_there() -> None:
+    async with start_gateway(dashboard={"enabled": False, "public": True}) as running:
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
+            assert (await running.client.get(path, headers=ADMIN)).status_code == 404
+
+
 async def test_it_is_at_the_admin_address_if_there_is_one() -> None:
     async with start_gateway(admin={"listen": "127.0.0.1:0"}, dashboard={"public": True}) as running:
         for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):

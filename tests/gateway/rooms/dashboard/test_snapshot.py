@@ -135,3 +135,11 @@ async def test_a_retried_request_shows_both_decisions() -> None:
         first, second = await decisions_after(running, 1)
         assert (first["backend"], first["ended"]["outcome"]) == ("a", "retried")
         assert (second["backend"], second["ended"]["outcome"]) == ("b", "ok")
+
+
+async def test_a_recorder_keeps_its_explanations(tmp_path: Any) -> None:
+    policy = {"name": "learned", "shadow_drafting": {"sample": 0}}
+    async with start_gateway(policy=policy, recorder={"path": str(tmp_path)}) as running:
+        await decisions_after(running, 2)
+        explaining: Any = running.gateway.models[MODEL].policy
+        assert explaining.explain_candidates is True
