@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from backends.launch.ports import free_port
-from lab.demo.requests import CHAT, EDITS, MODEL, DemoKind
+from lab.demo.requests import CHAT, EDITS, MODEL
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.deploy_tools import tool
 
@@ -64,17 +64,6 @@ class Served:
         return f"http://127.0.0.1:{self._port}"
 
 
-def _body(kind: DemoKind, random: Random) -> dict[str, object]:
-    return {
-        "model": MODEL,
-        "messages": kind.messages(random),
-        "temperature": kind.temperature,
-        "max_tokens": 180,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
 @contextmanager
 def load(url: str) -> Iterator[None]:
     """Send one request after the other, chat and edits in turn, until the block ends."""
@@ -86,9 +75,11 @@ def load(url: str) -> Iterator[None]:
             for kind in cycle((CHAT, EDITS)):
                 if over.is_set():
                     return
+                body = {"model": MODEL, "messages": kind.messages(random), "temperature": kind.temperature}
+                body |= {"max_tokens": 180, "stream": True, "stream_options": {"include_usage": True}}
                 headers = {"x-gateway-workload": kind.workload}
                 try:
-                    client.post("/v1/chat/completions", json=_body(kind, random), headers=headers)
+                    client.post("/v1/chat/completions", json=body, headers=headers)
                 except httpx.HTTPError:
                     over.wait(0.2)  # the gateway is being restarted
 

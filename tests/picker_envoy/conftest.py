@@ -98,15 +98,15 @@ class Stage:
     _addresses: list[str]
     _run: Any
     pickers: dict[int, Command] = field(default_factory=dict)
-    _running: dict[int, AbstractContextManager[Command]] = field(default_factory=dict)
+    _running: dict[int, ExitStack] = field(default_factory=dict)
 
     def start(self, number: int) -> Command:
         """Start a picker at its address, and wait until Envoy knows of it."""
         folder = self._folder / f"picker{number}"
         folder.mkdir(exist_ok=True)
-        running = gateway_command(self._pool, folder, "--listen", self._addresses[number], subcommand="picker")
-        command = self.pickers[number] = running.__enter__()
-        self._running[number] = running
+        picker = gateway_command(self._pool, folder, "--listen", self._addresses[number], subcommand="picker")
+        running = self._running[number] = ExitStack()
+        command = self.pickers[number] = running.enter_context(picker)
         assert command.picker, command.printed()
         until(lambda: command.get("/readyz").status_code == httpx.codes.OK)
         self.until_known(len(self.pickers))
@@ -115,7 +115,7 @@ class Stage:
     def stop(self, number: int) -> None:
         """Check that nothing of a picker is left."""
         del self.pickers[number]
-        self._running.pop(number).__exit__(None, None, None)
+        self._running.pop(number).close()
 
     def stop_all(self) -> None:
         for number in list(self._running):
@@ -125,15 +125,13 @@ class Stage:
         until(lambda: self.envoy.statistic("cluster.picker.membership_healthy") == healthy)
 
     @contextmanager
-    def without(self, *names: str) -> Iterator[None]:
-        """Have engines refuse connections for a time, and end those that there are."""
-        for name in names:
-            self._run(self.engines[name].die())
+    def without(self, name: str) -> Iterator[None]:
+        """Have an engine refuse connections for a time, and end those that there are."""
+        self._run(self.engines[name].die())
         try:
             yield
         finally:
-            for name in names:
-                self._run(self.engines[name].come_back())
+            self._run(self.engines[name].come_back())
 
     def tell_engines(self) -> None:
         """Have engines answer the requests that wait for it."""

@@ -15,7 +15,6 @@ import pytest
 from benchmarks.metrics_page import total
 from gateway.admin.policy_versions import settings_of
 from gateway.state import sync
-from policies.rules.policy import Thresholds
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.blocks import play_blocks
 
@@ -80,7 +79,6 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         await one.until(lambda: learned(one).pinned is not None)
         assert await ask(one) == await ask(two) == ["thresholds"]
         pinned = learned(one).pinned
-        assert isinstance(pinned, Thresholds)
         assert pinned.settings == settings_of(text)
     async with learning(state) as restarted:
         before = learned(restarted).statistics.observations
@@ -172,6 +170,10 @@ async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, s
         detector = one.gateway.models[MODEL].detector
         for _ in range(12):
             detector.observe_speed("b", 8.0, None, time.time())
+        on_page = await one.on_page()
+        assert on_page["b"]["outlier"].startswith("its steps take ")
+        assert on_page["b"]["slowdown"] > 2.0
+        assert (on_page["a"]["outlier"], on_page["a"]["slowdown"]) == (None, 1.0)
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
         assert f'gateway_backend_outlier_ejected{{backend="b",model="{MODEL}"}} 1.0' in page

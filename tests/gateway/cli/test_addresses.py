@@ -50,7 +50,6 @@ def test_the_engines_of_a_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
         f"prefillUrls: [{ONE}]",
         'kv-transfer-config: {"kv_role":"kv_producer"}',
         "enablePD: true",
-        "mode: PD-Separation",
         "topology: 1p1d",
         "http://vllm-prefill-0:8000",
     ],

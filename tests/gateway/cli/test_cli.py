@@ -76,16 +76,11 @@ def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, co
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
 
-def test_check_prints_the_pool(small: Path) -> None:
+def test_check_prints_the_pool_where_state_is_kept_and_what_was_asked(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.exit_code, run.stderr) == (0, "")
-    rows = [line.split() for line in run.stdout.splitlines()]
-    assert rows[1:4] == [
-        ["backend", "method", "k", "where"],
-        ["plain", "baseline", "http://127.0.0.1:9"],
-        ["lookup", "ngram", "5", "http://127.0.0.1:10"],
-    ]
-    assert [row[:4] for row in rows[4:-1]] == [["State", "is", "kept", "in"]]
+    assert ["lookup", "ngram", "5", "http://127.0.0.1:10"] in [line.split() for line in run.stdout.splitlines()]
+    assert "State is kept in" in run.stdout
     assert run.stdout.splitlines()[-1] == "Compared with the metrics of 0 of 2 engines."
 
 
@@ -202,7 +197,6 @@ def test_ctrl_c_while_modules_are_imported_ends_it_quietly(tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"importing\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")

@@ -88,7 +88,6 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
         (ports[2], "custom_class", untold.url),
     ]
     config = replicas[ports[1]].speculative_config
-    assert config is not None
     assert config.model_dump(exclude_unset=True) == {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
     assert [key.name for key in pool.keys] == ["engines"]
 

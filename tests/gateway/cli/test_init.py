@@ -27,25 +27,15 @@ def test_it_writes_the_default_pool_where_the_gateway_looks(tmp_path: Path, monk
     assert CliRunner().invoke(app, ["check"]).exit_code == 0
 
 
-def test_it_writes_no_file_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "why"), [("own.yaml", "it exists"), ("own.yaml/pool.yaml", "{folder}/own.yaml: File exists")]
+)
+def test_it_writes_no_file_twice_and_says_why_it_cannot_write(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "own.yaml").write_text("mine")
-    result = CliRunner().invoke(app, ["--config", "own.yaml", "init"])
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "gateway init: cannot write own.yaml: it exists; give another name with --config\n",
-    )
+    result = CliRunner().invoke(app, ["--config", str(tmp_path / name), "init"])
+    said = f"cannot write {tmp_path / name}: {why.format(folder=tmp_path)}; give another name with --config\n"
+    assert (result.exit_code, result.stderr) == (2, f"gateway init: {said}")
     assert (tmp_path / "own.yaml").read_text() == "mine"
-
-
-def test_it_says_why_it_cannot_write(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = CliRunner().invoke(app, ["init", "--config", str(tmp_path / "file/pool.yaml")])
-    assert result.exit_code == 2
-    assert result.stderr == (
-        f"gateway init: cannot write {tmp_path}/file/pool.yaml: {tmp_path}/file: File exists; "
-        "give another name with --config\n"
-    )
 
 
 KEPT = """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from backends.drafter_limit import Beyond, DrafterLimit
 from backends.speculation import Method
 from backends.validation import issues_of
 from gateway.config.pool_file import PoolFile
@@ -43,7 +44,6 @@ async def test_each_ready_pod_is_a_replica_at_each_port_with_the_method_of_its_l
         found = await it.until("plain-0:8000", "plain-0:8001", "head-0:8000", "head-0:8001")
         assert found["head-0:8001"].url == "http://10.0.0.2:8001"
         own = found["head-0:8001"].own
-        assert own is not None
         assert own.method is Method.EAGLE3
         assert api.scripts[POOLS].asked[0]["fieldSelector"] == "metadata.name=llama"
         assert api.scripts[PODS].asked[0]["labelSelector"] == "app=vllm,part=engine"
@@ -125,25 +125,30 @@ async def test_what_is_missing_is_told(
             await asyncio.wait_for(it.task, 20)
 
 
-def test_a_pod_without_labels_is_as_its_source_says_and_others_as_their_labels(tmp_path: Path) -> None:
-    own = {"method": "ngram", "speculative_config": {"num_speculative_tokens": 5}, "api_key": "k", "weight": 3}
-    own |= {"draft_depth": True}
-    source = {"inference_pool": {"name": "llama"}} | own
+def test_a_pod_is_as_its_labels_say_and_what_they_cannot_say_as_its_source_does(tmp_path: Path) -> None:
+    drafts = {"speculative_config": {"num_speculative_tokens": 5}, "draft_depth": True, "drafter_limit": 300}
+    source = {"inference_pool": {"name": "llama"}, "method": "eagle3", "api_key": "k", "weight": 3} | drafts
     settings = PoolFile.model_validate({"models": {"m": {"discover": {"fleet": source}}}})
     default, found = settings.models["m"].discover["fleet"].of_unlabelled, []
-    for each in (PLAIN, HEAD, BARE):
+    limited = {
+        "method": "eagle3",
+        "num-speculative-tokens": "3",
+        "drafter-limit": "20",
+        "beyond-drafter-limit": "batch",
+    }
+    for each in (PLAIN, HEAD, BARE, pod("limited-0", "10.0.0.4", limited)):
         kept = Pod.of(each, default)
-        assert kept is not None
         found.append(Replica(each["metadata"]["name"], f"http://{kept.address}", kept.own))
     planned = plan(settings, tmp_path, None, {("m", "fleet"): found}).backends
-    assert {each.api_key for each in planned} == {"k"}
-    said = {
-        each.name: (each.method.value, each.num_speculative_tokens, each.weight, each.draft_depth) for each in planned
-    }
-    assert said == {
-        "fleet/bare-0": ("ngram", 5, 3.0, True),
-        "fleet/head-0": ("eagle3", 3, 2.0, True),
-        "fleet/plain-0": ("baseline", 0, 3.0, False),
+    assert {(each.api_key, each.draft_depth == (each.method is Method.EAGLE3)) for each in planned} == {("k", True)}
+    own = DrafterLimit(300, Beyond.WORSE)
+    assert {
+        each.name: (each.num_speculative_tokens, each.weight, each.drafter_limit, each.asks_version) for each in planned
+    } == {
+        "fleet/bare-0": (5, 3.0, own, True),
+        "fleet/head-0": (3, 2.0, own, True),
+        "fleet/limited-0": (3, 3.0, DrafterLimit(20), False),
+        "fleet/plain-0": (0, 3.0, None, True),
     }
 
 

@@ -31,7 +31,6 @@ def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method:
         assert settings_of({**said, "draft-depth": "true"}, {}).draft_depth
     if method is Method.EAGLE3:
         limit = settings_of({**said, "drafter-limit": "2048", "beyond-drafter-limit": "none"}, {}).drafter_limit
-        assert limit is not None
         assert (limit.tokens, limit.beyond) == (2048, Beyond.NONE)
 
 
@@ -94,11 +93,8 @@ def test_the_range_of_contexts_is_that_of_llm_d() -> None:
     found = pod("a", "10.0.0.1", {"method": "suffix"})
     found["metadata"]["labels"][RANGE] = "4096-32768"
     kept = Pod.of(found, {})
-    assert kept is not None
-    assert kept.own is not None
     assert kept.own.context_range == "4096-32768"
     for wrong in ("4096", "a-b", "-1-5", "", "0-2048,8192-16384", "0-" + "9" * 60):
         found["metadata"]["labels"][RANGE] = wrong
         left_out = Pod.of(found, {})
-        assert left_out is not None
         assert (left_out.own, left_out.problem) == (None, f"{RANGE}: expected tokens, such as 0-4096")

@@ -17,6 +17,7 @@ from tests.support.pool_file import CHAT, write_pool
 from tests.support.redis_server import redis_server
 from tests.support.upstream import Wire, upstreams_in_thread, well
 
+KEY = {"authorization": "Bearer sk-plain"}
 KEYS = [
     {"name": "plain", "key": "sk-plain", "may_override": True},
     {"name": "slow", "key": "sk-slow", "requests_per_minute": 6},
@@ -85,13 +86,12 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
         chosen("what makes it know the replicas")
         for number, warm in enumerate("ab"):
             text = f"Conversation {number}. " * 100
-            there = {"authorization": "Bearer sk-plain", "x-gateway-backend": warm}
-            assert one.post("/v1/chat/completions", chat(text), headers=there).status_code == 200
+            there = one.post("/v1/chat/completions", chat(text), headers=KEY | {"x-gateway-backend": warm})
+            assert there.status_code == 200
             until(lambda text=text, warm=warm: [chosen(text) for _ in range(8)] == [warm] * 8)
         held = [send_held(one) for _ in range(3)]
         until(lambda: others(two, "a") == 3)
-        headers = {"authorization": "Bearer sk-plain"}
-        answers = [two.post("/v1/chat/completions", CHAT, headers=headers) for _ in range(4)]
+        answers = [two.post("/v1/chat/completions", CHAT, headers=KEY) for _ in range(4)]
         assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}, "a is busy with requests of one"
         slow = {"authorization": "Bearer sk-slow"}
         statuses: list[int] = []

@@ -81,23 +81,16 @@ def test_configured_keys_are_not_printed() -> None:
     assert "Authorization: Bearer YOUR-KEY" in try_line(pool(keys=["secret-1"]), URL)
 
 
-@pytest.mark.parametrize(
-    ("settings", "addresses", "said"),
-    [
-        ({"admin": {"key": "k"}}, [ADDRESS], [f"Dashboard at {URL}/dashboard"]),
-        ({"admin": {"listen": "10.0.0.1:1"}}, [ADDRESS, "10.0.0.1:1"], ["Dashboard at http://10.0.0.1:1/dashboard"]),
-    ],
-)
-def test_where_the_dashboard_is(settings: dict[str, Any], addresses: list[str], said: list[str]) -> None:
-    lines = start_lines(pool(**settings), addresses)
-    assert [line for line in lines if line.startswith("Dashboard")] == said
+def test_the_dashboard_is_at_the_admin_address_if_there_is_one() -> None:
+    lines = start_lines(pool(admin={"key": "k"}), [ADDRESS])
+    assert f"Dashboard at {URL}/dashboard" in lines
+    assert "Dashboard at http://10.0.0.1:1/dashboard" in start_lines(
+        pool(admin={"listen": "10.0.0.1:1"}), [ADDRESS, "10.0.0.1:1"]
+    )
 
 
-@pytest.mark.parametrize("keys", [[], ["k"]])
-def test_the_example_command_is_a_chat_request(keys: list[str]) -> None:
-    words = shlex.split(try_line(pool(keys=keys), URL))
+def test_the_example_command_is_a_chat_request() -> None:
+    words = shlex.split(try_line(pool(), URL))
     assert words[:3] == ["curl", "-N", f"{URL}/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
-    assert body["model"] == "its-first"
-    assert body["messages"][0]["role"] == "user"
-    assert words.count("-H") == 1 + len(keys)
+    assert (body["model"], body["messages"][0]["role"]) == ("its-first", "user")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tests.support.command import gateway_command, until
 from tests.support.hung_mount import hung_mount
 from tests.support.pool_file import CHAT
 from tests.support.upstream import upstreams_in_thread
-from tests.support.waiting import TIMEOUT_S
 
 POOL = """
 server: {{tls: {{certificate: "{files}/tls.crt", key: "{files}/tls.key"}}, watch: true, drain_s: 2}}
@@ -60,19 +58,3 @@ def test_files_that_no_longer_answer_hold_up_no_request_and_no_end(tmp_path: Pat
             assert time.monotonic() - began_s < END_S
             assert "Traceback" not in command.printed()
             assert "which hang" in command.printed()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tls.key", "tokenizer.json"])
-def test_a_fifo_at_the_start_is_named(name: str, tmp_path: Path) -> None:
-    copied(make_pair(tmp_path / "pair"), tmp_path)
-    pool, tokenizer = tmp_path / "pool.yaml", tmp_path / "tokenizer.json"
-    text = POOL.format(files=tmp_path, url="http://127.0.0.1:9")
-    pool.write_text(text.replace("flush_s: 0.1", f'text: hashes, tokenizer: "{tokenizer}"'))
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with gateway_command(pool, tmp_path) as command:
-        assert command.process.wait(TIMEOUT_S) == 2
-        assert f"{tmp_path / name}" in command.printed()
-        assert "not a regular file but a FIFO" in command.printed()
-        assert "Traceback" not in command.printed()

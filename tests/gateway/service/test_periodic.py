@@ -51,15 +51,6 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
         await running.until(lambda: counts.count("tick") >= 3)
 
 
-async def test_failures_are_counted_by_kind() -> None:
-    async with start_gateway({"a": "baseline"}) as running:
-        background.note("peers", ZeroDivisionError())
-        page = (await running.client.get("/metrics")).text
-        assert 'gateway_background_failures_total{work="peers"} 1.0' in page
-        assert 'gateway_background_failures_total{work="probes"} 0.0' in page
-    assert background.on_failure == []
-
-
 @pytest.mark.parametrize("work", ["advice", "fleet", "beliefs"])
 async def test_a_model_that_cannot_be_looked_at_stops_no_other(work: str) -> None:
     async with start_gateway(policy={"name": "learned", "seed": 0}) as running:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +34,6 @@ from tests.support.upstream import (
 PROMPT, KEY, WRONG_KEY = "zqxprompt", "sk-zqxkey", "sk-zqxwrong"
 MARK = "zqx"
 KEYS = [{"name": "team", "key": KEY}, {"name": "slow", "key": f"{KEY}-slow", "requests_per_minute": 1}]
-
-
-@pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    """The log as a gateway process writes it, at the lowest level."""
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
-    handler.setFormatter(LogFormat("%(levelname)s %(name)s: %(message)s"))
-    root, ours = (
-        logging.getLogger(),
-        [logging.getLogger(name) for name in ("gateway", "backends", "policies", "asyncio")],
-    )
-    root.addHandler(handler)
-    for logger in ours:
-        logger.setLevel(logging.DEBUG)
-    yield written
-    root.removeHandler(handler)
-    for logger in ours:
-        logger.setLevel(logging.NOTSET)
 
 
 async def breaking_off(wire: Wire) -> None:
@@ -132,8 +111,11 @@ def recorded(folder: Path) -> list[Any]:
 
 @pytest.mark.slow
 async def test_no_prompt_and_no_key_is_logged_or_recorded(
-    gateway_of: Start, log: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway_of: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(caplog.handler, "formatter", LogFormat("%(levelname)s %(name)s: %(message)s"))
+    for name in ("gateway", "backends", "policies", "asyncio"):
+        caplog.set_level(logging.DEBUG, name)
     monkeypatch.setattr(background, "_logged", Seldom())  # what another test has had logged a moment ago
     recorder = {"path": str(tmp_path), "text": "none", "flush_s": 0.01}
     limits = {"max_body_mib": 0.1, "drain_s": 1}
@@ -145,9 +127,9 @@ async def test_no_prompt_and_no_key_is_logged_or_recorded(
         assert response.status_code == 200, "what only observes a request does not fail it"
         own.append(response.text)
         own.append((await running.client.get("/metrics")).text)
-    assert "observers of Failing failed" in log.getvalue()
-    assert "ValueError" in log.getvalue()
-    assert MARK not in log.getvalue()
+    assert "observers of Failing failed" in caplog.text
+    assert "ValueError" in caplog.text
+    assert MARK not in caplog.text
     assert [text for text in own if MARK in text] == []
     records = recorded(tmp_path)
     assert len(records) >= 20

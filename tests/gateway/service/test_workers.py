@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from backends import background
+from benchmarks.metrics_page import total
 from gateway.config.pool_file import PoolFile
 from gateway.listening.listener import listen
 from gateway.peers import exchange
@@ -92,9 +93,7 @@ def test_it_prints_its_address_once_all_accept_and_leaves_no_process(pool: Path,
 @pytest.mark.slow
 def test_workers_share_metrics_and_draining(two: Command) -> None:
     def counted() -> float:
-        lines = two.get("/metrics").text.splitlines()
-        ok = [line for line in lines if line.startswith("gateway_requests_total") and 'outcome="ok"' in line]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in ok)
+        return total(two.get("/metrics").text, "gateway_requests_total", outcome="ok")
 
     before = counted()
     for _ in range(40):
@@ -164,7 +163,6 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
         await started.wait()
         for restarts in (1, 2):
             before = parent._workers[0].process.pid
-            assert before is not None
             os.kill(before, signal.SIGSTOP)
             await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
             assert caplog.text.count("worker 0 has been silent for") >= restarts

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,37 +26,31 @@ def redis(_shared_redis: RedisServer) -> RedisServer:
     return _shared_redis
 
 
+@dataclass
 class Stores:
     """Opens any number of stores on the same data, which can be wiped."""
 
-    def __init__(self, create: Callable[[], Store], wipe: Callable[[], None]) -> None:
-        self._create = create
-        self.wipe = wipe
-        self._opened: list[Store] = []
+    create: Callable[[], Store]
+    wipe: Callable[[], None]
+    opened: ExitStack
 
     def open(self) -> Store:
-        store = self._create()
-        self._opened.append(store)
+        store = self.create()
+        self.opened.callback(store.close)
         return store
-
-    def close(self) -> None:
-        for store in self._opened:
-            store.close()
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
     """Runs a test with each kind of store."""
-    if request.param == "sqlite":
-        path = tmp_path / "state.sqlite"
 
-        def wipe() -> None:
-            for file in tmp_path.glob("state.sqlite*"):
-                file.unlink()
+    def wipe() -> None:
+        for file in tmp_path.glob("state.sqlite*"):
+            file.unlink()
 
-        opener = Stores(lambda: SqliteStore(path), wipe)
-    else:
-        server: RedisServer = request.getfixturevalue("redis")
-        opener = Stores(lambda: RedisStore(server.url, "test"), server.flush)
-    yield opener
-    opener.close()
+    with ExitStack() as opened:
+        if request.param == "sqlite":
+            yield Stores(lambda: SqliteStore(tmp_path / "state.sqlite"), wipe, opened)
+        else:
+            server: RedisServer = request.getfixturevalue("redis")
+            yield Stores(lambda: RedisStore(server.url, "test"), server.flush, opened)

@@ -72,8 +72,6 @@ def test_the_store_of_each_setting(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("state:", "state: expected `none`, or a mapping with `file` or `redis`"),
-        ("state: off", "state: expected `none`, or a mapping with `file` or `redis`"),
-        ("state: {redis: 'http://x:pa55word'}", "state.redis: expected redis://host:port/database"),
         ("state: {redis: 'redis://x:pa55word/'}", "state.redis: expected redis://host:port/database"),
         ("state: {file: a, redis: 'redis://x'}", "state.redis: set together with file; keep one of the two"),
         ("state: {fil: a}", "state.fil: unknown key; did you mean 'file'?"),

@@ -11,7 +11,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.config.settings.keys import KeySettings
 from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check
 from gateway.rooms.batches.notes import Notes
@@ -154,30 +153,6 @@ async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pyt
         assert {each["error"]["code"] for each in errors} == {"batch_expired"}
 
 
-@pytest.mark.slow
-async def test_another_key_sees_nothing(tmp_path: Path) -> None:
-    keys = [KeySettings(name=name, key=f"key-{name}") for name in ("ours", "theirs")]
-    async with batches(tmp_path, keys=keys) as running:
-        async with client_of(running, "key-ours") as ours, client_of(running, "key-theirs") as theirs:
-            batch = await ended(ours, (await begin(ours, jsonl(line("a")))).id)
-            for attempt in (
-                theirs.files.retrieve(batch.input_file_id),
-                theirs.files.content(batch.output_file_id),
-                theirs.files.delete(batch.input_file_id),
-                theirs.batches.retrieve(batch.id),
-                theirs.batches.cancel(batch.id),
-                theirs.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
-            ):
-                with pytest.raises(openai.NotFoundError):
-                    await attempt
-            assert (await theirs.files.list()).data == (await theirs.batches.list()).data == []
-            assert len(await lines_of(ours, batch.output_file_id)) == 1
-        async with client_of(running) as stranger:
-            with pytest.raises(openai.AuthenticationError):
-                await stranger.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        assert await running.counted("gateway_key_tokens_total", key="ours batch") == 10
-
-
 async def test_bounds(tmp_path: Path) -> None:
     bounds = {"max_file_mib": 0.001, "max_lines": 2, "max_files_per_key": 3, "max_batches_per_key": 1}
     async with batches(tmp_path, batches=bounds, behaviour=holds) as running, client_of(running) as client:
@@ -246,18 +221,6 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
         assert storage.names("open") == []
 
 
-async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
-    async with start_gateway() as running:
-        places, line = ModelPlaces(running.gateway, MODEL, 1), Line(0, "a")
-        places.requests[line] = None
-        places.sent(line, "left")
-        places.look()
-        assert places.at.keys() == {"a", "b", "left"}, "the line is there yet"
-        places.leave(line)
-        places.look()
-        assert places.at.keys() == {"a", "b"}
-
-
 def test_lines_are_begun_that_can_end() -> None:
     """Lines of half a second beside a request of 20 ms twice a second: each runs about once."""
     places, ends_s = Places(16, 0.0), dict[Line, float]()
@@ -291,3 +254,15 @@ def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
+
+
+async def test_of_replicas_that_have_left_nothing_is_kept() -> None:
+    async with start_gateway() as running:
+        places, line = ModelPlaces(running.gateway, MODEL, 1), Line(0, "a")
+        places.requests[line] = None
+        places.sent(line, "left")
+        places.look()
+        assert places.at.keys() == {"a", "b", "left"}, "the line is there yet"
+        places.leave(line)
+        places.look()
+        assert places.at.keys() == {"a", "b"}

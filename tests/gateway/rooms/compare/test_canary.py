@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from backends.health import State
+from backends.backend import Backend
+from backends.health import Health, State
+from backends.speculation import Method
+from backends.validation import UsageError
 from gateway.cli.admin import Admin
 from gateway.cli.app import app
 from gateway.rooms.compare import canary as command_line
+from gateway.rooms.compare.definition import begun
+from gateway.rooms.compare.settings import ComparisonSettings
 from tests.gateway.conftest import MODEL
 from tests.gateway.rooms.compare.support import begin, with_state
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until, until_ready
@@ -65,7 +71,7 @@ def test_the_engine_is_started_anew_and_then_as_before_also_where_it_does_not_st
         until(lambda: replica(command, "b")["state"] == "up")
         tried = replica(command, "b")
         assert (tried["method"], tried["num_speculative_tokens"]) == ("suffix", 24)
-        assert tried["pid"] != before
+        assert (tried["speculative_config"], tried["pid"] != before) == (json.loads(CONFIG), True)
         assert replica(command, "a")["method"] == "baseline"
         served = {command.post("/v1/chat/completions", CHAT).headers["x-gateway-backend"] for _ in range(20)}
         assert served == {"a", "b"}
@@ -84,12 +90,11 @@ def test_the_engine_is_started_anew_and_then_as_before_also_where_it_does_not_st
         until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
         assert replica(command, "b")["method"] == "baseline"
         for config, why in (
-            ('{"method": "suffix", "num_speculative_tokens": 0}', "num_speculative_tokens: must be greater"),
-            ('{"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}', "only the pool file can"),
+            ({"method": "suffix", "num_speculative_tokens": 0}, "num_speculative_tokens: must be greater"),
+            ({"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}, "only the pool file can"),
         ):
-            said, _ = canary(command, config).communicate(timeout=60)
-            assert why in said
-            until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
+            asked = {"model": "m", "backend": "b", "speculative_config": config}
+            assert why in command.post("/admin/try", asked, headers=command.admin).text
 
 
 APART = {"a": "baseline", "b": "eagle3"}
@@ -150,3 +155,76 @@ def test_what_a_canary_waits_for_is_said(monkeypatch: pytest.MonkeyPatch, capsys
     assert command_line._ended(Admin("", ""), MODEL, begun) is None
     waits = f"It waits for requests: in 0.8 min none of {MODEL} has counted."
     assert capsys.readouterr().out == f"{waits}\nNothing is known.\n"
+
+
+ONE: dict[str, object]
+OTHER: dict[str, object]
+ONE, OTHER = ({"method": "eagle3", "model": f"org/{name}", "num_speculative_tokens": 3} for name in ("one", "other"))
+EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "state": "up", "in_flight": 0, "others": 0}
+
+
+def test_with_the_same_method_and_depth_the_config_tells_one_head_from_the_other() -> None:
+    members = {name: EAGLE3 | {"speculative_config": ONE} for name in "ab"}
+    one, other = ((("eagle3", 3), command_line._rest(config)) for config in (ONE, OTHER))
+    assert command_line._alike("b", members, other) == ["a"]
+    with pytest.raises(UsageError, match="b serves so already: eagle3 with 3 tokens"):
+        command_line._alike("b", members, one)
+    members["b"]["speculative_config"] = OTHER
+    with pytest.raises(UsageError, match="no other replica"):
+        command_line._alike("b", members, one)
+
+
+def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "_POLL_S", 0.0)
+    states = iter(["up", "draining", "draining", "down", "down", "draining"])
+    seen, told = [], []
+
+    def get(_: Admin, path: str) -> dict[str, Any]:
+        if path == "/admin/compare":
+            return {"models": {}}
+        seen.append(next(states))
+        return {
+            "models": {
+                MODEL: {
+                    "backends": {
+                        name: EAGLE3 | {"speculative_config": {}, "state": seen[-1] if name == "b" else "up"}
+                        for name in "ab"
+                    }
+                }
+            }
+        }
+
+    def post(_: Admin, path: str, **__: Any) -> dict[str, Any]:
+        told.append((path, seen[-1]))
+        if path == "/admin/compare/start":
+            raise typer.Exit(1)
+        return {}
+
+    monkeypatch.setattr(Admin, "get", get)
+    monkeypatch.setattr(Admin, "post", post)
+    result = CliRunner().invoke(app, ["canary", "--replica", "b", "--with", json.dumps(OTHER)])
+    assert result.exit_code == 1, result.output
+    assert told[:2] == [("/admin/drain", "up"), ("/admin/compare/start", "draining")]
+    assert seen[-3:] == ["down", "down", "draining"], "it is back"
+
+
+def test_a_pod_that_comes_in_place_of_the_replica_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "_POLL_S", 0.0)
+    came = EAGLE3 | {"method": "suffix", "num_speculative_tokens": 24}
+    before = {"a": EAGLE3, "b": EAGLE3}
+    seen = [before | {"c": came}, {"a": EAGLE3}, {"a": EAGLE3, "c": came | {"state": "starting"}}]
+    pools = iter([*seen, {"a": EAGLE3, "c": came}])
+    monkeypatch.setattr(Admin, "get", lambda *_: {"models": {MODEL: {"backends": next(pools)}}})
+    assert command_line._back(Admin("", ""), MODEL, "b", before, ("suffix", 24)) == "c"
+    assert next(pools, None) is None, "only once b is gone, and c serves"
+
+
+def test_a_head_that_was_found_better_is_advised_until_all_have_it() -> None:
+    def head(name: str, config: dict[str, object]) -> Backend:
+        return Backend(name, MODEL, Method.EAGLE3, "", 3, speculative_config=config, health=Health(State.UP))
+
+    pool = [head("a", ONE), head("b", OTHER)]
+    definition = begun(ComparisonSettings(a="a", b="b"), pool, "learned", 0.0)
+    assert definition.still_holds(pool, "learned", "b")
+    assert not definition.still_holds([pool[1]], "learned", "b")
+    assert not definition.still_holds([head("a", OTHER), pool[1]], "learned", "b")

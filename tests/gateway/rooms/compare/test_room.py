@@ -153,23 +153,18 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "shares", lambda self, number: (1.0, 1.0))  # no block is as usual
     methods = {"a": "eagle3", "b": "eagle3"}
     async with with_state(tmp_path, methods) as gateway:
         for name in methods:
             gateway.backend(name).draft_depth = True
-        present = await begin(gateway, a="", b="", depths=[0, 3])
+        await begin(gateway, a="", b="", depths=[0, 3])
         await gateway.until(lambda: narrowing(gateway))
         for _ in range(30):
             assert (await gateway.chat()).status_code == 200
         asked = [seen.json["vllm_xargs"] for upstream in gateway.upstreams.values() for seen in upstream.seen]
         assert {each["draft_tokens"] for each in asked} == {0, 3}, "as the engines are told"
-        teach(present, none=0.01, three=0.008)
-        await until_stage(gateway, "decided")
-        ended = await found(gateway)
-        assert ended["findings"][0]["better"] == "k = 3"
-        assert '"num_speculative_tokens": 3' in ended["change"]
 
 
 @pytest.mark.slow
@@ -231,24 +226,16 @@ async def printed(gateway: Running, *words: str) -> str:
     return result.stdout
 
 
-async def test_its_blocks_and_that_it_may_send_requests_elsewhere_are_said(gateway: Running) -> None:
+async def test_of_a_comparison_that_runs_all_commands_say_so(gateway: Running) -> None:
     assert "a comparison runs" not in await printed(gateway, "explain", "hi")
     asked = ("--a", "baseline", "--b", "eagle3", "--for", "1d")
     assert "Comparing for 1d at most, in blocks of 85 s." in await printed(gateway, "compare", "start", *asked)
     await gateway.until(lambda: narrowing(gateway))
     assert "a comparison runs, which may send it elsewhere" in await printed(gateway, "explain", "hi")
-
-
-async def test_an_arm_without_a_replica_that_is_up_is_named(gateway: Running) -> None:
-    await begin(gateway)
-    for name in ("b0", "b1"):
-        assert "is up" not in (await found(gateway))["sentence"]
-        assert (await gateway.command("drain", name)).exit_code == 0
-    assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")
-
-
-async def test_a_comparison_that_runs_is_no_change_to_make(gateway: Running) -> None:
-    await begin(gateway)
     advised = await printed(gateway, "advise")
     assert f"{MODEL}: nothing to advise." in advised
     assert "baseline and eagle3 are being compared: Nothing is known: " in advised
+    for name in ("b0", "b1"):
+        assert "is up" not in (await found(gateway))["sentence"]
+        await printed(gateway, "drain", name)
+    assert (await found(gateway))["sentence"].endswith("No replica of eagle3 is up.")

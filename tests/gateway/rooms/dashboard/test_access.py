@@ -51,7 +51,6 @@ async def test_it_is_at_the_admin_address_if_there_is_one() -> None:
             response = await running.client.get(path, headers=ADMIN)
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
         admin = running.gateway.admin_access
-        assert admin is not None
         for path in ("/dashboard", SNAPSHOT):
             admin.check_own("GET", path, {})
         with pytest.raises(GatewayError):

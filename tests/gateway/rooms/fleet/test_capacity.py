@@ -11,7 +11,7 @@ import pytest
 from pytest import approx  # noqa: PT013
 
 from gateway.rooms.fleet.capacity import Carrier, Load, Targets, World
-from gateway.rooms.fleet.demand import Minute, Rates, present
+from gateway.rooms.fleet.demand import Rates
 from policies.learned.belief import RequestGroup
 from policies.learned.prior import StepCost
 from policies.learned.replica import terms
@@ -52,12 +52,6 @@ def test_less_is_carried_with_stricter_targets_uneven_requests_or_little_memory(
     assert worse.seconds(CODE, MEAN, targets)[0] > 1.05 * HEAD.seconds(CODE, MEAN, Targets(None, 0.005))[0]
 
 
-def test_a_traffic_that_has_ended_takes_one_replica() -> None:
-    group, carriers = RequestGroup(*CODE, 100.0, []), {"head": replace(HEAD, kv_tokens=400_000)}
-    ended = World([group], carriers, Targets(1.0, 0.005), 0.0, [1.0]).load_of(present([Minute()] * 5))
-    assert ended.needed({"head": 8}) == {"head": 1}
-
-
 def test_what_is_carried_is_bounded_by_what_steps_can_do() -> None:
     targets = Targets(None, 0.005)
     cached = HEAD.seconds(CODE, MEAN, targets, cached=0.9)
@@ -94,14 +88,6 @@ def test_saturation_is_exact_within_two_percent() -> None:
             best = min(best, max(((1 - there) * costs[:, 0]).sum() / 2, (there * costs[:, 1]).sum()))
         assert load(*costs).saturation({"head": 2, "tree": 1}) == approx(best, rel=0.02)
     assert load((1.0, 9.0)).saturation({}) == math.inf
-
-
-def test_the_method_that_is_right_for_the_traffic_is_added_and_the_other_is_taken_away() -> None:
-    night, noon = load((2.0, 0.5), (1.0, 0.4)), load((2.0, 5.0), (2.0, 6.0))
-    assert night.needed({"head": 1, "tree": 0}) == {"head": 0, "tree": 1}
-    assert noon.needed({"head": 1, "tree": 1}) == {"head": 4, "tree": 0}
-    mixed = load((1.8, 20.0), (20.0, 1.8))
-    assert mixed.needed({"head": 1}) == {"head": 2, "tree": 2}
 
 
 def test_of_replicas_that_are_not_needed_those_stay_on_which_requests_take_least() -> None:

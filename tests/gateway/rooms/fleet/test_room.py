@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.rooms.advice.finding import Advisor
 from gateway.rooms.fleet import model, room
 from gateway.rooms.fleet.capacity import Targets
 from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
@@ -88,26 +87,10 @@ async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(monke
         assert (await asked(running, method="ngarm")).status_code == 404, "not 0 of them"
 
 
-@pytest.mark.slow
-async def test_of_targets_that_no_number_keeps_it_says_so() -> None:
-    policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 0.01}}
-    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
-        for _ in range(100):
-            await chats(running)
-            if "no number of its replicas keeps 0.01 ms" in (answer := await asked(running)).text:
-                break
-        assert answer.status_code == 404
-        assert not await fleet_findings(running)
-        page = (await running.client.get("/metrics")).text
-        assert not series(page, "gateway_replicas_needed")
-        assert min(series(page, "gateway_pool_saturation").values()) > 1.0
-
-
 async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
     async with start_gateway() as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         fleet = found.fleets[MODEL] = model.ModelFleet()
-        assert isinstance(found, Advisor)
         assert found.findings(MODEL) == ()
         fleet.targets, fleet.up = Targets(2.0, 0.03), Counter(baseline=1, ngram=2)
         fleet.advised = model.Change({"baseline": 0, "ngram": 2, "eagle3": 0}, 1.5, 2.1)
@@ -158,3 +141,18 @@ def test_what_the_day_needed_is_not_taken_away_by_night() -> None:
     for needed in ({"head": 3, "tree": 0}, {"head": 0, "tree": 1}):
         fleet._past.append(needed)
     assert [fleet._most(method) for method in ("head", "tree", "plain")] == [3, 1, 0]
+
+
+@pytest.mark.slow
+async def test_of_targets_that_no_number_keeps_it_says_so() -> None:
+    policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": 0.01}}
+    async with start_gateway({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+        for _ in range(100):
+            await chats(running)
+            if "no number of its replicas keeps 0.01 ms" in (answer := await asked(running)).text:
+                break
+        assert answer.status_code == 404
+        assert not await fleet_findings(running)
+        page = (await running.client.get("/metrics")).text
+        assert not series(page, "gateway_replicas_needed")
+        assert min(series(page, "gateway_pool_saturation").values()) > 1.0

@@ -178,14 +178,15 @@ class PlayedStream:
     @property
     def bodies(self) -> list[tuple[bytes, bool]]:
         """The pieces of the request's body for the backend, each with whether it is the last."""
-        bodies = [message.request_body for message in self.wire.sent if message.HasField("request_body")]
-        pieces = [body.response.body_mutation.streamed_response for body in bodies]
-        return [(piece.body, piece.end_of_stream) for piece in pieces]
+        return self._pieces("request_body")
 
     @property
     def answers(self) -> list[tuple[bytes, bool]]:
         """The pieces of the answer for the client, each with whether it is the last."""
-        bodies = [message.response_body for message in self.wire.sent if message.HasField("response_body")]
+        return self._pieces("response_body")
+
+    def _pieces(self, kind: str) -> list[tuple[bytes, bool]]:
+        bodies = [getattr(message, kind) for message in self.wire.sent if message.HasField(kind)]
         pieces = [body.response.body_mutation.streamed_response for body in bodies]
         return [(piece.body, piece.end_of_stream) for piece in pieces]
 

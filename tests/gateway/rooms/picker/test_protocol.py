@@ -172,14 +172,6 @@ async def test_headers_may_end_an_answer(mode: int) -> None:
     assert proxy.in_flight() == IDLE
 
 
-@pytest.mark.parametrize("status", [400, 500])
-async def test_an_error_of_the_engine_comes_back_as_it_was(status: int) -> None:
-    stream = PlayedProxy().picked()
-    stream.head(status, [("content-type", "text/plain")])
-    stream.answer(b"upstream connect error")
-    assert stream.answers == [(b"upstream connect error", False), (b"", True)]
-
-
 async def test_an_answer_of_the_proxys_own_is_let_through() -> None:
     stream = PlayedProxy().stream()
     stream.head(503, JSON)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,6 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
     return RecorderSettings.model_validate({"path": folder, **fields})
 
 
-def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
-    """Return a copy with other values."""
-    copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
-    names: Iterable[str] = getattr(ended, "__mypyc_attrs__", None) or vars(ended)  # the class may be compiled
-    known = {name: getattr(ended, name) for name in names if hasattr(ended, name)}
-    for name, value in {**known, **changes}.items():
-        setattr(copied, name, value)
-    return copied
-
-
 def routed_chat(prompt: Prompt | None = None) -> RoutedRequest:
     kind = policies()["thresholds"]
     features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
@@ -92,7 +82,9 @@ def finished(
     given = {"routed": routed, "decision": decision, "upstream": upstream, "status": 200, "label": "ok"}
     given |= {"first_s": 10.0, "last_s": 10.75, "ended_s": 11.0, "outcome": outcome}
     ended = EndedExchange(b"%d" % number, Client("team"), 9.0)
-    return notes, changed(ended, **{**given, **changes})
+    for name, value in {**given, **changes}.items():
+        setattr(ended, name, value)
+    return notes, ended
 
 
 Started = Callable[..., Recorder]
@@ -162,8 +154,8 @@ def test_candidates_that_the_policy_excluded_have_propensity_0_where_no_other_ar
     recorder = started()
     notes, ended = finished(recorder)
     given: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.5], **arm}
-    decision = Decision("b", "learned", "least_delay", 0.5, candidates=notes.candidates[:1], **given)
-    recorder.add(notes, changed(ended, decision=decision))
+    ended.decision = Decision("b", "learned", "least_delay", 0.5, candidates=notes.candidates[:1], **given)
+    recorder.add(notes, ended)
     (record,) = recorded(recorder)
     assert (record.arm, record.propensity) == (arm.get("arm", ""), 0.5)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.5, other])
@@ -215,8 +207,8 @@ def test_a_record_that_cannot_be_built_does_not_affect_others(started: Started) 
     recorder = started()
     notes, ended = finished(recorder, 1)
     scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
-    decision = Decision("b", "learned", "least_delay", 1.0, candidates=notes.candidates[:1], **scores)
-    recorder.add(notes, changed(ended, decision=decision))
+    ended.decision = Decision("b", "learned", "least_delay", 1.0, candidates=notes.candidates[:1], **scores)
+    recorder.add(notes, ended)
     recorder.add(*finished(recorder, 2))
     assert [record.id for record in recorded(recorder)] == ["2"]
     assert (recorder.written, recorder.failed) == (1, 1)
@@ -431,10 +423,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
     assert plain.template  # although this policy does not use it
     assert plain.code_share == 1.0
     assert plain.arrived_at is not None
-    assert streamed.arrived_at is not None
-    assert plain.e2e_s is not None
-    assert streamed.ttft_s is not None
-    assert max(streamed.arrived_at - plain.arrived_at, plain.e2e_s, streamed.ttft_s) < 60
+    assert 0.0 < plain.arrived_at < (streamed.arrived_at or 0.0) < plain.arrived_at + 60
     assert (streamed.id, streamed.stream, plain.ttft_s) == ("two", True, None)
     written = b""
     for path in (tmp_path / "t").iterdir():
@@ -443,21 +432,6 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(tmp_path:
     assert written.count(b"\n") == 3
     for secret in (b"sk-secret-key", b"def f()", b"again", b"from a", b"from b"):
         assert secret not in written
-
-
-@pytest.mark.slow
-async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
-    recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
-    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
-        await running.chat("what is recorded?")
-        await running.chat("and streamed?", stream=True)
-        await running.chat("long " * 2000)
-        await running.chat("two", n=2)
-    plain, streamed, long, two = records(tmp_path)
-    assert (plain.messages, plain.output) == ([{"role": "user", "content": "what is recorded?"}], "from a")
-    assert (streamed.messages[0]["content"], streamed.output) == ("and streamed?", "from a!")
-    assert (long.messages, long.prompt_tokens) == ((), 7)
-    assert (two.messages, two.output) == ((), "")
 
 
 async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
@@ -476,3 +450,18 @@ async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
     assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
     assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
+
+
+@pytest.mark.slow
+async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
+    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
+        await running.chat("what is recorded?")
+        await running.chat("and streamed?", stream=True)
+        await running.chat("long " * 2000)
+        await running.chat("two", n=2)
+    plain, streamed, long, two = records(tmp_path)
+    assert (plain.messages, plain.output) == ([{"role": "user", "content": "what is recorded?"}], "from a")
+    assert (streamed.messages[0]["content"], streamed.output) == ("and streamed?", "from a!")
+    assert (long.messages, long.prompt_tokens) == ((), 7)
+    assert (two.messages, two.output) == ((), "")

@@ -192,15 +192,6 @@ async def test_the_clients_decision_on_sampling_is_kept_and_others_are_drawn() -
     assert drawn.header("tracestate") is None
 
 
-async def test_without_it_the_headers_are_passed_on_unchanged() -> None:
-    async with start_gateway({"a": "baseline"}) as running:
-        await running.chat(headers=traced() | {"traceparent": "00-anything-01"})
-        await running.chat()
-        first, second = running.upstreams["a"].seen
-    assert (first.header("traceparent"), first.header("tracestate")) == ("00-anything-01", "vendor=1")
-    assert second.header("traceparent") is None
-
-
 @pytest.mark.slow
 async def test_a_dead_collector_loses_spans_counts_them_and_slows_no_request(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = {"otlp": {"endpoint": f"http://127.0.0.1:{free_port('127.0.0.1')}", "queue": 5}}

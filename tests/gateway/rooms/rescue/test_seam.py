@@ -110,7 +110,6 @@ def test_special_tokens_are_in_no_text_and_part_of_a_character_is_dropped(decode
     [
         {"delta": {"content": "a"}},
         {"delta": {"content": "a"}, "token_ids": None},
-        {"delta": {"reasoning": "a"}, "token_ids": [1]},
         {"delta": {"reasoning_content": "a"}, "token_ids": [1]},
         {"delta": {"tool_calls": [{"index": 0}]}, "token_ids": [1]},
         {"text": None, "token_ids": [1]},
@@ -151,7 +150,6 @@ def test_ids_are_taken_out_of_events_not_of_texts_and_those_of_a_long_prompt_are
     [
         '{"choices":[{"index":0,"text":"b","token_ids":[2],"finish_reason":"abort"}]}',
         '{"choices":[{"index":0,"text":"b","token_ids":[2],"finish_reason":null}]}',
-        '{"choices":[7]}',
         '{"choices":[],"usage":7}',
         '{"choices":[{"text":"b","token_ids":["a"]}]}',
         '{"error":{"message":"no"}}',
@@ -176,9 +174,7 @@ def test_a_rest_that_its_engine_gives_up_or_garbles_is_not_passed_on_as_an_end(d
     [
         {"n": 2},
         {"stream": False},
-        {"logprobs": True},
         {"logprobs": 0},  # of the token itself
-        {"presence_penalty": 0.5},
         {"seed": 3},
         {"stop": "a"},
         {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -188,7 +184,6 @@ def test_a_rest_that_its_engine_gives_up_or_garbles_is_not_passed_on_as_an_end(d
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": "hi"},
         {"messages": [{"role": "user", "content": "x" * (1 << 19)}]},
-        {"prompt": ["a", "b"]},
         {"prompt": [[1], [2]]},
         {"prompt": 3},
     ],

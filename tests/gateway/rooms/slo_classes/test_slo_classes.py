@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.relay.observers import EndedExchange
 from gateway.rooms.dashboard import room as dashboard
-from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.conftest import ADMIN, MODEL, Running, bearer, start_gateway
 from tests.support.upstream import Wire, well
@@ -130,17 +128,13 @@ BOUNDS = [
 async def test_the_objective_of_a_key_applies_to_requests_without_headers() -> None:
     policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
     async with start_gateway({"a": "baseline", "b": "baseline"}, policy, keys=OWN_KEYS) as running:
-        observed: list[tuple[float | None, float | None]] = []
+        seen: list[tuple[float | None, float | None]] = []
 
         class Follow:
-            def follow(self, routed: RoutedRequest, body: bytes) -> RequestNotes:
-                return RequestNotes(self.see, keeps_answer=False)
-
-            def see(self, notes: RequestNotes, ended: EndedExchange) -> None:
-                observed.append((ended.outcome.request.slo_ttft_s, ended.outcome.request.slo_tpot_s))
+            def follow(self, routed: RoutedRequest, body: bytes) -> None:
+                seen.append((routed.features.slo_ttft_s, routed.features.slo_tpot_s))
 
         running.gateway.relay.followers[MODEL].append(Follow())
         for key, headers, ttft_s, tpot_s in BOUNDS:
-            answer = await running.chat(headers={**bearer(f"sk-{key}"), **headers})
-            assert answer.status_code == 200
-            assert observed.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))
+            assert (await running.chat(headers={**bearer(f"sk-{key}"), **headers})).status_code == 200
+            assert seen.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))
