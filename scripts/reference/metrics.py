@@ -18,6 +18,7 @@ _LAST = "\n## Traces\n"
 _NOWHERE = Path("/dev/null/gateway")
 _ALL = {  # with everything that has series of its own
     "models": {"m": {"policy": {"name": "learned"}, "backends": {"b": {"method": "baseline", "url": "http://b"}}}},
+    "batches": {"folder": str(_NOWHERE)},
     "recorder": {"path": str(_NOWHERE)},
     "telemetry": {"access_log": 1.0},
     "state": {"file": str(_NOWHERE)},

@@ -51,7 +51,7 @@ class Running:
     def backend(self, name: str) -> Backend:
         return next(backend for backend in self.gateway.pool if backend.name == name)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
         await eventually(condition, timeout_s)
 
     async def until_up(self, *names: str) -> None:

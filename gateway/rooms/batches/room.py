@@ -50,6 +50,9 @@ class BatchesRoom(Room):
         self._work: list[asyncio.Task[None]] = []
         self._has_news = asyncio.Event()
         self._checking = asyncio.Lock()
+        self._aside = gateway.metrics.counter("gateway_batch_objects_set_aside")
+        gateway.metrics.counter("gateway_batch_lines")  # which their users find by name
+        gateway.metrics.gauge("gateway_batch_lines_in_flight")
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
@@ -72,9 +75,8 @@ class BatchesRoom(Room):
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the paths of files and batches."""
-        aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
         most_bytes = self._settings.max_total_mib * 2**20
-        self._storage = Storage(self._settings.folder, most_bytes, lambda kind: aside.labels(kind).inc())
+        self._storage = Storage(self._settings.folder, most_bytes, lambda kind: self._aside.labels(kind).inc())
         self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, self._settings.max_in_flight))
         api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ EXPORTS = "models: {m: {policy: {name: random}, backends: {a: {url: 'http://127.
 def test_a_command_names_its_extra_before_anything_is_read_or_started(
     missing: str, line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = extras.find_spec
+    found = importlib.util.find_spec
 
     def find_spec(name: str) -> object:
         if name == missing and "." in name:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -118,7 +119,7 @@ def test_a_request_that_cannot_be_read_is_wrong_usage(body: str, tmp_path: Path)
     assert str(path) in result.stderr
 
 
-def commands(command: typer.core.click.Command, *names: str) -> list[tuple[str, ...]]:
+def commands(command: Any, *names: str) -> list[tuple[str, ...]]:
     children = getattr(command, "commands", {})
     return [names] if not children else [line for name in children for line in commands(children[name], *names, name)]
 

@@ -9,6 +9,7 @@ import textwrap
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -98,7 +99,8 @@ class TestValues:
                 backends: {a: {method: baseline, simulate: {calibration: ./mine.yaml}}}
             """,
         ).models["m"]
-        assert {pool.policy.settings.calibration, pool.backends["a"].simulate.calibration} == {str(mine)}
+        policy: Any = pool.policy.settings
+        assert {policy.calibration, pool.backends["a"].simulate.calibration} == {str(mine)}
 
     @pytest.mark.parametrize(
         ("url", "canonical"),

@@ -107,7 +107,7 @@ async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("in_watch", [True, False])
 async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_watch: bool) -> None:
-    lists = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
+    lists: list[Any] = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
     async with api_of(tmp_path, *lists, listed("900", endpoint_slice("s1", "800", B))) as api, following(of(api)) as it:
         await it.until("vllm-a")
         slices(api).send(expired())

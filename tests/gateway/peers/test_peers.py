@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ class Clock:
 def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -> None:
     """Have processes exchange their reports; the clock goes on with each round."""
     for _ in range(rounds):
-        processes[0].peers._clock.now_s += passed_s
+        clock: Any = processes[0].peers._clock
+        clock.now_s += passed_s
         for process in processes:
             process.peers.update()
         for reader, writer in itertools.permutations(processes, 2):

@@ -134,7 +134,7 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
         await running.until(lambda: not running.gateway.leaving)
         assert "gateway_requests_total" in running.gateway.metrics.page().decode()
         assert running.backend("a").engine.metrics is not None, "its record is that of the new one"
-        detector = running.gateway.models[MODEL].detector
+        detector: Any = running.gateway.models[MODEL].detector
         silence(detector, "a")
         assert detector.silent["a"].cause == "since_reload"
         await change(running, backends=backends_of(running.upstreams["a"]))

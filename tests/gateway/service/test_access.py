@@ -40,7 +40,7 @@ def status_of(answered: bytes) -> int:
 
 
 async def test_only_the_documented_paths_are_relayed(gateway_of: Start) -> None:
-    closed = ("/sleep", "/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/server_info")
+    closed = ["/sleep", "/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/server_info"]
     closed += ("/invocations", "/inference/v1/generate", "/docs", "/openapi.json", "/v1/completions/x", "/")
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         for path in closed:
@@ -64,8 +64,8 @@ async def test_the_pool_file_opens_other_paths(gateway_of: Start) -> None:
         assert [*statuses.values()] == [200, 404, 200, 200, 404, 200], statuses
 
 
-UNCLEAR = ("/v1//x", "//v1/x", "/v1/../admin/pool", "/v1/./x", "/v1/%2e%2e/x", "/v1%2fx", "/v1/..%2fx", "/v1/a%00b")
-UNCLEAR += ("/v1/%252e%252e/x", "/v1/a%20b", "/v1/a%0d%0ab", "/v1/a\\..\\b", "/v1/a;b", "/v1/a%ffb", "/health/../x")
+UNCLEAR = ["/v1//x", "//v1/x", "/v1/../admin/pool", "/v1/./x", "/v1/%2e%2e/x", "/v1%2fx", "/v1/..%2fx", "/v1/a%00b"]
+UNCLEAR += ["/v1/%252e%252e/x", "/v1/a%20b", "/v1/a%0d%0ab", "/v1/a\\..\\b", "/v1/a;b", "/v1/a%ffb", "/health/../x"]
 
 
 async def test_a_path_that_can_be_read_in_several_ways_is_not_relayed(gateway_of: Start) -> None:
@@ -307,8 +307,8 @@ async def test_nothing_in_a_request_makes_the_gateway_connect_elsewhere(gateway_
     elsewhere = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     url = f"http://{elsewhere}"
     async with gateway_of({"a": "baseline"}) as running:
-        targets = (f"{url}/v1/chat/completions", f"{url}@h/v1/chat/completions", f"//{elsewhere}/v1/chat/completions")
-        targets += (f"/v1/chat/completions?url={url}", f"@{elsewhere}/v1/chat/completions", f"/{url}/v1/completions")
+        targets = [f"{url}/v1/chat/completions", f"{url}@h/v1/chat/completions", f"//{elsewhere}/v1/chat/completions"]
+        targets += [f"/v1/chat/completions?url={url}", f"@{elsewhere}/v1/chat/completions", f"/{url}/v1/completions"]
         headers = "host x-gateway-backend x-gateway-model x-gateway-method x-forwarded-host x-forwarded-for referer"
         headers += " x-forwarded-server forwarded x-original-url x-rewrite-url x-real-ip location"
         # All at the same time: a connection stays open for a while after a request that was refused.

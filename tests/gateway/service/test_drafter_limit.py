@@ -80,6 +80,7 @@ async def test_what_happens_beyond_is_what_the_version_of_the_engine_does(versio
             probe = Probe(backend, 5.0)
             result = await probe.run(admit=True)
             await probe.close()
+            assert result.said is not None
             backend.set_engine(result.said)
             assert backend.drafter_limit == DrafterLimit(SHORT.tokens, expected)
 
@@ -220,7 +221,7 @@ async def test_forms_and_pairs_are_as_long_as_they_are() -> None:
     limits = {"head": DrafterLimit(1024, Beyond.CRASH)}
     async with start_gateway(METHODS, behaviour=behave, limits=limits) as running:
         for _ in range(4):
-            form = {"file": ("a.mp3", b"x" * 40_000), "model": (None, MODEL)}
+            form: dict[str, Any] = {"file": ("a.mp3", b"x" * 40_000), "model": (None, MODEL)}
             headers = {"x-gateway-model": MODEL}
             heard = await running.client.post("/v1/audio/transcriptions", files=form, headers=headers)
             pairs = {"model": MODEL, "query": "why", "documents": ["word " * 200] * 10}

@@ -17,7 +17,7 @@ SIMULATED = {"simulate": {"calibration": "llama-3.1-8b-h100"}}
 POLICY = {"policy": {"name": "least_loaded"}}
 
 
-def pool(**models: dict[str, object]) -> PoolSettings:
+def pool(**models: dict[str, Any]) -> PoolSettings:
     return PoolFile.model_validate({"models": {name: {**POLICY, **model} for name, model in models.items()}})
 
 

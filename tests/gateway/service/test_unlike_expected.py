@@ -43,7 +43,7 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
     """The file says that a is a baseline and b n-gram with k 5; a is EAGLE with k 3 in fact, and b a baseline."""
     caplog.set_level(logging.INFO)
     async with start_gateway(policy=LEARNED) as running:
-        learned = running.gateway.models[MODEL].policy
+        learned: Any = running.gateway.models[MODEL].policy
         await running.chat()
         replicas = learned.known.replicas
         assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
@@ -87,7 +87,8 @@ async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observ
 
 async def test_a_difference_between_answers_and_engine_is_shown_and_corrected() -> None:
     async with start_gateway({"b": "ngram"}, policy=LEARNED) as running:
-        learned, backend = running.gateway.models[MODEL].policy, running.backend("b")
+        learned: Any = running.gateway.models[MODEL].policy
+        backend = running.backend("b")
         backend.engine.comparison.difference = Difference(shown=3.0, counted=2.0)
         ReplicaEvents(running.gateway).difference_changed(backend)
         assert learned.known.corrections["b"] == pytest.approx(2 / 3)
@@ -116,7 +117,7 @@ async def shown(running: Running) -> Any:
 @pytest.mark.parametrize("policy", [LEARNED, {"name": "least_loaded", "outlier_ejection": True}])
 async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
     async with start_gateway(policy=policy) as running:
-        detector = running.gateway.models[MODEL].detector
+        detector: Any = running.gateway.models[MODEL].detector
         assert await shown(running) is None
         await running.chat()
         silence(detector, "b")

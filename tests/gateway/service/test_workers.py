@@ -163,6 +163,7 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
         await started.wait()
         for restarts in (1, 2):
             before = parent._workers[0].process.pid
+            assert before is not None
             os.kill(before, signal.SIGSTOP)
             await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
             assert caplog.text.count("worker 0 has been silent for") >= restarts

@@ -192,5 +192,5 @@ def test_sums_equal_those_of_all_observations_after_any_events(
     for member in members:
         buckets = member.statistics.buckets(LENGTH)
         assert buckets.keys() == expected.keys()
-        for key, sums in buckets.items():
-            assert sums == pytest.approx(expected[key], rel=1e-6, abs=1e-3)
+        for length, sums in buckets.items():
+            assert sums == pytest.approx(expected[length], rel=1e-6, abs=1e-3)

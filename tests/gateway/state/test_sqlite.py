@@ -113,6 +113,7 @@ def test_a_file_of_another_program_is_not_changed(path: Path) -> None:
 
 
 def test_sums_refused_by_a_full_disk_are_pushed_later(member: Member) -> None:
+    assert isinstance(member.store, SqliteStore)
     connection = member.store._opened()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")  # the error is that of a full disk

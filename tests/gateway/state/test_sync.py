@@ -142,7 +142,7 @@ async def test_it_goes_on_after_what_nobody_expects(
     reader.state.documents.watch("m/b", fail_once)
     if breaks == "exchange":
         note = reader.state._note_success
-        monkeypatch.setattr(reader.state, "_note_success", lambda *told: (fail_once(None), note(*told)))
+        monkeypatch.setattr(reader.state, "_note_success", lambda *told: [each(*told) for each in (fail_once, note)])
     async with running(writer, reader):
         for name in ("m/a", "m/b"):
             await writer.state.documents.put(name, "one", after=0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import openai
 
@@ -14,7 +14,7 @@ from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Wire, hang, well
 from tests.support.waiting import eventually_async
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 def line(name: str, url: str = CHAT, **fields: Any) -> dict[str, Any]:

@@ -172,8 +172,8 @@ async def test_bounds(tmp_path: Path) -> None:
         for fields in ({"completion_window": "1h"}, {"endpoint": "/v1/audio/speech"}, {"metadata": [1]}, {}):
             body = {"input_file_id": "../x", "endpoint": CHAT, "completion_window": "24h"} | fields
             assert (await running.client.post("/v1/batches", json=body)).status_code == (400 if fields else 404)
-        for body in (b"", b"[", b"[]"):
-            assert (await running.client.post("/v1/batches", content=body)).status_code == 400
+        for content in (b"", b"[", b"[]"):
+            assert (await running.client.post("/v1/batches", content=content)).status_code == 400
         assert (await running.client.post("/v1/files", content=b"--x")).status_code == 400
 
 

@@ -203,7 +203,7 @@ async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was
     _room(running).tick()
     await until_noted(running, "by events")
     backends = running.gateway.settings.models["m"].backends
-    backends["a"] = backends["a"].model_copy(update={"kv_events": None})  # type: ignore[index]
+    backends["a"] = backends["a"].model_copy(update={"kv_events": None})
     join(running.gateway)
     assert "cached, by estimate" in await note(running)
     await running.until(lambda: not _room(running)._engines)
@@ -236,7 +236,7 @@ async def test_what_a_request_in_flight_uses_is_not_evicted(engine: Publisher) -
         await may_end.wait()
         await answer(wire)
 
-    held = {"behaviour": hold, "timeouts": {"first_byte_s": TIMEOUT_S}}  # the gateway would give it up after 1.5 s
+    held: dict[str, Any] = {"behaviour": hold, "timeouts": {"first_byte_s": TIMEOUT_S}}
     async with start_gateway({"a": "baseline"}, LEARNED, kv_events={"a": engine.endpoint}, **held) as running:
         await until_heard(running, engine)
         running.gateway.relay.router.sent = sent = deque()

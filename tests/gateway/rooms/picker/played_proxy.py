@@ -69,11 +69,11 @@ class PlayedProxy:
         self.gateway = assemble(self.settings, list(self.backends.values()), digest("admin"))
         self.picking = Picking(self.gateway, Destinations(self.gateway.pool), httpx.AsyncClient())
 
-    def stream(self, response_mode: int = FULL_DUPLEX) -> PlayedStream:
+    def stream(self, response_mode: Any = FULL_DUPLEX) -> PlayedStream:
         """Return a new stream of the picker's filter."""
         return PlayedStream(self, response_mode)
 
-    def picked(self, response_mode: int = FULL_DUPLEX, body: bytes = BODY, **headers: Any) -> PlayedStream:
+    def picked(self, response_mode: Any = FULL_DUPLEX, body: bytes = BODY, **headers: Any) -> PlayedStream:
         """Return a stream whose request has been sent on."""
         stream = self.stream(response_mode)
         stream.request(**headers)
@@ -99,7 +99,7 @@ IDLE = {"a": 0, "b": 0, "c": 0, "exchanges": 0, "unfinished": 0}
 class PlayedStream:
     """One stream of ext_proc."""
 
-    def __init__(self, proxy: PlayedProxy, response_mode: int) -> None:
+    def __init__(self, proxy: PlayedProxy, response_mode: Any) -> None:
         self.wire = RecordingWire()
         self.handler = Stream(proxy.picking, self.wire.send, self.wire.end)
         self._response_mode = response_mode
@@ -112,7 +112,7 @@ class PlayedStream:
         method: str = "POST",
         subset: list[str] | str | None = None,
         is_last: bool = False,
-        request_mode: int = FULL_DUPLEX,
+        request_mode: Any = FULL_DUPLEX,
     ) -> None:
         """Send the headers of a request."""
         received = [(":method", method), (":path", path), (":authority", "gateway"), *headers]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -103,7 +103,7 @@ async def test_messages_that_are_only_shown_are_not_answered() -> None:
 
 async def test_health_is_told_of_each_service_that_there_is() -> None:
     async with serving({}) as (_, _, channel):
-        check = HealthStub(channel).Check
+        check = cast("Any", HealthStub(channel)).Check
         for service in ("liveness", "readiness", SERVICE, ""):
             assert (await check(HealthCheckRequest(service=service))).status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -185,7 +185,9 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(pairs: list[TlsS
             options = [("grpc.use_local_subchannel_pool", 1)]
             async with grpc.aio.secure_channel(address, credentials, options) as channel:
                 try:
-                    answer = await HealthStub(channel).Check(HealthCheckRequest(service="liveness"), timeout=10)
+                    answer = await cast("Any", HealthStub(channel)).Check(
+                        HealthCheckRequest(service="liveness"), timeout=10
+                    )
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -71,6 +71,7 @@ def finished(
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
     routed = routed_chat()
     notes = recorder.follow(routed, b"")
+    assert notes is not None
     notes.body = body
     notes.on_send(decision, backends)
     notes.chunks.extend((10.0, 10.25, 10.75))
@@ -362,7 +363,7 @@ def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path:
     off = PoolFile.model_validate({"models": {MODEL: {"backends": {"b": {"url": "http://b", "method": "suffix"}}}}})
     on = off.model_copy(update={"recorder": settings(tmp_path, text="hashes")})
     assert RecorderRoom.drawn(off) == {}
-    drawn, again = (on.model_copy(update=RecorderRoom.drawn(on)) for _ in range(2))
+    drawn, again = (cast("Any", on).model_copy(update=RecorderRoom.drawn(on)) for _ in range(2))
     assert drawn.recorder.hash_salt is not None
     assert drawn.recorder != again.recorder
     assert RecorderRoom.drawn(drawn)["recorder"] is drawn.recorder

@@ -188,7 +188,7 @@ async def test_the_clients_decision_on_sampling_is_kept_and_others_are_drawn() -
     assert len(received.spans) == 2
     assert passed_on.header("traceparent") == unsampled["traceparent"]
     assert passed_on.header("tracestate") == "vendor=1"
-    assert drawn.header("traceparent").endswith("-00")  # type: ignore[union-attr]
+    assert drawn.header("traceparent").endswith("-00")
     assert drawn.header("tracestate") is None
 
 

@@ -22,7 +22,7 @@ from tests.support.upstream import Behaviour, Wire, answering
 SCRIPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 101, 14, 12, 0, 1]
 TEXT = decode(SCRIPT)
 THREE = {"a": "baseline", "b": "baseline", "c": "baseline"}
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi", "max_tokens": 100},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ async def test_answers_of_one_method_are_replayed_with_the_others() -> None:
         to_a = {"x-gateway-backend": "a"}
         answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
-        policy = running.gateway.models[MODEL].policy
+        policy: Any = running.gateway.models[MODEL].policy
         await running.until(lambda: _observed(policy).get("suffix:24", 0.0) == 3.0)
         # Each request counts once for each method that drafts.
         assert _observed(policy) == {"": 3.0, "suffix:24": 3.0, "ngram:5": 3.0}
@@ -189,7 +190,7 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(
 
 
 def test_a_text_that_cannot_be_replayed_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    replays = iter([RecursionError(), MemoryError(), {"ngram:3": 2.0}])
+    replays: Iterator[Any] = iter([RecursionError(), MemoryError(), {"ngram:3": 2.0}])
 
     def replay(*_: object) -> dict[str, float]:
         if isinstance(found := next(replays), Exception):

@@ -152,7 +152,7 @@ async def test_what_one_key_asks_for_takes_no_replica_from_another(own: dict[str
                 (await running.chat(key, **JSON, **fields)).raise_for_status()
         if not own:
             await running.until(lambda: bool(troubles.found))
-        troubles._is_due, troubles._next_s = True, 0.0
+        troubles._is_due, troubles._pause_s = True, 0.0
         troubles.refresh()
         clients = {client.name: client.id for client in running.gateway.relay.access.keyring.clients}
         assert {each.client for each in troubles.found} == ({clients["hostile"]} if not own else set())
