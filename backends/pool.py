@@ -216,7 +216,7 @@ class Pool:
             self.report(backend, Drain())
         if before is not None and backend.launched and before.backend.said != backend.said:
             metrics = before.backend.engine.metrics
-            watch.ending_s = metrics.started_s or None if metrics is not None else None
+            watch.ending_started_s = metrics.started_s or None if metrics is not None else None
         if self._is_started:
             watch.start(self._judge)
 
@@ -283,7 +283,7 @@ class Pool:
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
         """Apply the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
-        if result.engine is not None and result.engine.started_s == watch.ending_s:
+        if result.engine is not None and result.engine.started_s == watch.ending_started_s:
             result = ProbeResult("another engine is started in its place", is_certain=True)
         watch.serves = result.serves
         self.unlike.compare_names(backend.model, [self.watch(each).serves for each in self.of(backend.model)])

@@ -42,7 +42,7 @@ class Watch:
         self.task: asyncio.Task[None] | None = None
         self.are_several = False  # whether several engines answer at its address
         # Start time of the engine that the gateway is ending to start one that speculates as configured; None for none.
-        self.ending_s: float | None = None
+        self.ending_started_s: float | None = None
         self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
         # Tokens so far of peers' answers with known steps, and those steps.
         self._answered_by_peers = 0.0, 0.0

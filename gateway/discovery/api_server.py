@@ -118,7 +118,7 @@ class Objects(Generic[Kept]):
         self._what = f"{resource} in the namespace {namespace}"
         self._query = dict(query)  # which objects: `labelSelector` or `fieldSelector`
         self._keep = keep  # returns what to keep of an object; other changes are ignored
-        self._version = ""  # resource version to watch from; empty if the objects must be listed
+        self._resource_version = ""  # to watch from; empty if the objects must be listed
 
     async def changes(self) -> AsyncGenerator[None]:
         """List the objects; yield after that, and after each event that changes them, forever."""
@@ -126,14 +126,14 @@ class Objects(Generic[Kept]):
             began_s = time.monotonic()
             try:
                 async with await self._api.client() as client:
-                    if not self._version:
+                    if not self._resource_version:
                         await self._list(client)
                         yield
                     async for event in self._events(client):
                         if self._apply(event):
                             yield
             except _ExpiredError:
-                self._version = ""
+                self._resource_version = ""
             except (httpx.HTTPError, ssl.SSLError) as error:
                 raise SourceError(f"{type(error).__name__}: {error}") from None
             except UNEXPECTED as error:
@@ -155,13 +155,13 @@ class Objects(Generic[Kept]):
             for each in document["items"] or ():
                 self._keep_in(kept, each["metadata"]["name"], each)
             version, page = str(document["metadata"]["resourceVersion"]), document["metadata"].get("continue") or ""
-        self.kept, self._version = kept, version
+        self.kept, self._resource_version = kept, version
 
     async def _events(self, client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
         query = self._query | {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
+            "resourceVersion": self._resource_version,
             "timeoutSeconds": str(_WATCH_S),
         }
         async with client.stream("GET", self._path, params=query) as answer:
@@ -183,7 +183,7 @@ class Objects(Generic[Kept]):
             if found.get("code") == _GONE:
                 raise _ExpiredError
             raise SourceError(f"the watch has failed: {found.get('message', found.get('reason'))}")
-        self._version = str(found["metadata"]["resourceVersion"])
+        self._resource_version = str(found["metadata"]["resourceVersion"])
         name = found["metadata"].get("name")
         before = dict(self.kept)
         if kind == "DELETED":
