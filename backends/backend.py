@@ -113,9 +113,9 @@ class Backend(Candidate):
 
     Attributes
     ----------
-    said
+    declared
         How it speculates according to the pool file.
-    said_limit
+    declared_limit
         Its drafter's limit according to the pool file; None if its engine serves no longer contexts.
     draft_schedule
         Tokens drafted per step by batch size.
@@ -151,27 +151,27 @@ class Backend(Candidate):
     read_s: float = 0.0
     answered_tokens: float = 0.0
     answered_steps: float = 0.0
-    said: Speculation = field(init=False)
-    said_limit: DrafterLimit | None = field(init=False)
+    declared: Speculation = field(init=False)
+    declared_limit: DrafterLimit | None = field(init=False)
     draft_schedule: DraftSchedule = field(init=False)
 
     def __post_init__(self) -> None:
         k = effective_k(self.method, self.num_speculative_tokens)
         self.draft_schedule = draft_schedule(self.method, {"num_speculative_tokens": k, **self.speculative_config})
-        self.said = Speculation(self.method, self.draft_schedule)
-        self.said_limit = self.drafter_limit
+        self.declared = Speculation(self.method, self.draft_schedule)
+        self.declared_limit = self.drafter_limit
 
     def set_engine(self, said: Said, *, is_new: bool = False) -> None:
         """Set what its engine reports about itself; for a new engine, first discard all about the previous one."""
         if is_new:
             self.engine, self.load = Engine(), EngineLoad()
-            self.observe({}, self.said)
+            self.observe({}, self.declared)
         if not said.context_tokens:  # if unreported, what its rejections have shown
             said = replace(said, context_tokens=self.engine.said.context_tokens)
         self.engine.said = said
-        limit = self.said_limit
+        limit = self.declared_limit
         if limit is not None and self.asks_version:
-            limit = replace(limit, beyond=beyond_of(self.said.method, said.version))
+            limit = replace(limit, beyond=beyond_of(self.declared.method, said.version))
         self.drafter_limit = None if limit is not None and 0 < said.context_tokens <= limit.tokens else limit
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
@@ -207,4 +207,4 @@ class Backend(Candidate):
     def contradiction(self) -> str | None:
         """How the engine contradicts the pool file, in words; None if they agree."""
         found = self.engine.contradictions
-        return f"the pool file says {self.said}, but {' and '.join(found.values())}" if found else None
+        return f"the pool file says {self.declared}, but {' and '.join(found.values())}" if found else None

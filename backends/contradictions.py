@@ -85,12 +85,12 @@ def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -
 
 def compare(backend: Backend, engine: EngineMetrics) -> bool:
     """Set how an engine contradicts the pool file and how it speculates; return whether this changed."""
-    found = contradictions(backend.said, engine)
+    found = contradictions(backend.declared, engine)
     if backend.draft_depth:
         found.pop("no_drafts", None)  # all its requests may have asked for none
     is_new = found != backend.engine.contradictions
     if is_new:
-        backend.observe(found, observed(backend.said, found, engine))
+        backend.observe(found, observed(backend.declared, found, engine))
     return is_new
 
 

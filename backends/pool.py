@@ -214,7 +214,7 @@ class Pool:
         self._watches[backend.model, backend.name] = watch
         if before is not None and before.backend.health.is_drained:
             self.report(backend, Drain())
-        if before is not None and backend.launched and before.backend.said != backend.said:
+        if before is not None and backend.launched and before.backend.declared != backend.declared:
             metrics = before.backend.engine.metrics
             watch.ending_started_s = metrics.started_s or None if metrics is not None else None
         if self._is_started:

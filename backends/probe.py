@@ -65,7 +65,7 @@ class Probe:
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self.model = backend.model
         self._backend = backend
-        self._asks_version = backend.asks_version and backend.said_limit is not None
+        self._asks_version = backend.asks_version and backend.declared_limit is not None
         headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
         if base.startswith("unix:"):

@@ -174,7 +174,7 @@ class Watch:
             if engine.contradictions:
                 logger.warning("%s: %s", self.label, backend.contradiction)
             else:
-                logger.info("%s speculates as the pool file says: %s", self.label, backend.said)
+                logger.info("%s speculates as the pool file says: %s", self.label, backend.declared)
         by_peers, most_per_step = self._answered_by_peers, self._most_per_step()
         answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
         engine.comparison.add(page, answered, most_per_step, now_s)

@@ -130,8 +130,8 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     return {
         "state": backend.health.state,
         "reason": backend.health.reason,
-        "method": backend.said.method,
-        "num_speculative_tokens": backend.said.schedule.k,
+        "method": backend.declared.method,
+        "num_speculative_tokens": backend.declared.schedule.k,
         "speculative_config": backend.speculative_config,
         "contradictions": backend.engine.contradictions,
         "observed": {"method": backend.method, "num_speculative_tokens": backend.num_speculative_tokens},
@@ -227,7 +227,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
         "candidates": [
             {
                 "backend": member.name,
-                "method": member.said.method,
+                "method": member.declared.method,
                 "state": member.health.state,
                 "simulated": member.simulated,
                 "in_flight": member.in_flight,

@@ -194,10 +194,10 @@ def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:
     if engine.is_several:
         yield Issue(("url",), SEVERAL)
     for kind, what in backend.engine.contradictions.items():
-        yield Issue(where if kind == "k" else ("method",), f"the pool file says {backend.said}, but {what}")
+        yield Issue(where if kind == "k" else ("method",), f"the pool file says {backend.declared}, but {what}")
     if engine.told and not backend.engine.contradictions:
-        if engine.method not in {backend.said.method, None}:
-            yield Issue(("method",), f"the pool file says {backend.said.method}, but its engine {engine.method}")
+        if engine.method not in {backend.declared.method, None}:
+            yield Issue(("method",), f"the pool file says {backend.declared.method}, but its engine {engine.method}")
         for key, value in engine.config().items():
             if (said := backend.speculative_config.get(key, value)) != value:
                 yield Issue(("speculative_config", key), f"the pool file says {said}, but its engine {value}")

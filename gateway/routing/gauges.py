@@ -46,7 +46,7 @@ def refresh_backends(registry: Registry, pool: Pool) -> None:
     shown = [(registry.gauge(name), value_of) for name, value_of in _SHOWN.items()]
     states, contradictions = registry.gauge("gateway_backend_state"), registry.gauge("gateway_backend_contradiction")
     for backend in pool:
-        labels = (backend.model, backend.name, backend.said.method.value)
+        labels = (backend.model, backend.name, backend.declared.method.value)
         for gauge, value_of in shown:
             gauge.labels(*labels).set(value_of(pool.watch(backend)))
         for state in State:
@@ -67,7 +67,7 @@ def refresh_policy(registry: Registry, model: Model, backends: Iterable[Backend]
         return
     for backend in backends:
         ejected.labels(name, backend.name).set(backend.name in detector.reasons)
-        silence, method = detector.silent.get(backend.name), backend.said.method
+        silence, method = detector.silent.get(backend.name), backend.declared.method
         for cause in DRAFTER_CAUSES if method is not Method.BASELINE else ():
             labels = (name, backend.name, method.value, cause)
             silent.labels(*labels).set(silence is not None and silence.cause == cause)

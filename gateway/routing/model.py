@@ -117,7 +117,9 @@ class Upstream:
         lines = None if retried_from else self._choice_lines.get((policy, reason))
         if lines is None:
             backend = self.backend
-            lines = gateway_lines(backend.name, backend.said.method, policy, reason, backend.simulated, retried_from)
+            lines = gateway_lines(
+                backend.name, backend.declared.method, policy, reason, backend.simulated, retried_from
+            )
             if not retried_from:
                 self._choice_lines[policy, reason] = lines
         return lines

@@ -326,10 +326,10 @@ def _requested(
     requested = [
         backend
         for backend in members
-        if routing_headers.backend in {"", backend.name} and routing_headers.method in {"", backend.said.method}
+        if routing_headers.backend in {"", backend.name} and routing_headers.method in {"", backend.declared.method}
     ]
     if not requested:
-        known = ", ".join(f"{backend.name} ({backend.said.method})" for backend in members)
+        known = ", ".join(f"{backend.name} ({backend.declared.method})" for backend in members)
         raise GatewayError(
             400,
             f"No backend of {model} matches x-gateway-backend and x-gateway-method; there are: {known}.",

@@ -76,7 +76,7 @@ class RequestSeries:
 
     def of(self, backend: Backend) -> BackendSeries:
         """Return the series of a backend."""
-        labels = (backend.model, backend.name, backend.said.method.value)
+        labels = (backend.model, backend.name, backend.declared.method.value)
         return BackendSeries(
             labels,
             ttft=self.ttft.labels(*labels),
@@ -96,7 +96,7 @@ class RequestSeries:
 
     def note_implausible(self, backend: Backend, what: str) -> None:
         """Count an implausible report of a backend, and log it at most once a minute."""
-        labels = (backend.model, backend.name, backend.said.method.value, what)
+        labels = (backend.model, backend.name, backend.declared.method.value, what)
         self.implausible.labels(*labels).inc()
         if self._said.may_say(labels):
             log.warning("%s/%s reports what cannot be, which is ignored: %s", backend.model, backend.name, what)

@@ -195,7 +195,7 @@ def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
 
 def is_same_replica(one: Backend, other: Backend) -> bool:
     """Return whether two backends are the same replica, ignoring states and settings that may change."""
-    speculation = ("said", "said_limit", "speculative_config", "draft_depth")
+    speculation = ("declared", "declared_limit", "speculative_config", "draft_depth")
     identity = ("name", "model", "url", "api_key", "simulated", "launched", *speculation)
     return all(getattr(one, field) == getattr(other, field) for field in identity)
 

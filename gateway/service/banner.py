@@ -59,11 +59,11 @@ def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
         name, limit = f"{each.model}/{each.name}", each.drafter_limit
         if limit is not None:
             yield f"{name}: its drafter serves {limit.tokens:,} tokens; beyond, {limit.consequence}."
-        elif each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}:
+        elif each.declared_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}:
             yield f"{name}: how long a context its drafter serves is not known: set drafter_limit."
         if not each.simulated:
             how = each.method, each.speculative_config, each.engine.said.version
-            tokens = None if each.said_limit is None else each.said_limit.tokens
+            tokens = None if each.declared_limit is None else each.declared_limit.tokens
             for note in (*release_notes(*how), *context_note(*how, tokens)):
                 yield f"{name}: {note}."
 

@@ -166,12 +166,12 @@ class Gone:
         if self.exchanges:
             return False
         gateway, metrics = self.gateway, self.gateway.metrics
-        present = {(backend.model, backend.name): backend.said.method for backend in gateway.pool}
+        present = {(backend.model, backend.name): backend.declared.method for backend in gateway.pool}
         for backend in self.backends:
             gateway.pool.forget(backend)
             name = (backend.model, backend.name)
-            if present.get(name) is not backend.said.method:
-                metrics.forget(model=backend.model, backend=backend.name, method=backend.said.method.value)
+            if present.get(name) is not backend.declared.method:
+                metrics.forget(model=backend.model, backend=backend.name, method=backend.declared.method.value)
             if name not in present:
                 metrics.forget(model=backend.model, backend=backend.name)
         for model in self.models:

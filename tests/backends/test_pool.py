@@ -311,7 +311,7 @@ async def test_an_engine_that_the_gateway_ends_is_not_up_and_contradicts_nothing
     async with running_pool(lambda upstream: setattr(upstream, "metrics", page % 7)) as (pool, backend, upstream):
         await eventually(lambda: backend.health.state is State.UP)
         later = Backend("a", "m", Method.BASELINE, upstream.url, launched=True)
-        backend.said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        backend.declared = Speculation(Method.SUFFIX, DraftSchedule(24))
         caplog.clear()
         pool.update([later], await pool.probe([later], RULES, 5.0), RULES)
         assert later.health.state is State.DOWN

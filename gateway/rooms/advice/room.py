@@ -181,7 +181,7 @@ def contexts_of(samples: Iterable[Sample]) -> Contexts:
 
 def evidence_of(backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
     """Return the evidence from a backend's settings and probes."""
-    engine, said, flags, limit = backend.engine.metrics, backend.said, backend.flags, backend.drafter_limit
+    engine, said, flags, limit = backend.engine.metrics, backend.declared, backend.flags, backend.drafter_limit
     known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
     if engine is None:
         return known

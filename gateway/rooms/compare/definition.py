@@ -246,7 +246,7 @@ def method_of(arm: str) -> str:
 
 def _arm_at_start(backend: Backend) -> str:
     """Return the arm of a replica; by the pool file if it is not serving: its figures may be of an earlier engine."""
-    said = backend.said
+    said = backend.declared
     return arm_of(backend) if backend.health.state in SERVING else arm_named(said.method, said.schedule.k)
 
 

@@ -38,8 +38,8 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
     is_there = backend.health.state is not State.DOWN  # else its engine's figures are of one that is gone
     return {
         "name": backend.name,
-        "method": backend.said.method.value,
-        "k": backend.said.schedule.k,  # most tokens drafted per step; 0 for a baseline
+        "method": backend.declared.method.value,
+        "k": backend.declared.schedule.k,  # most tokens drafted per step; 0 for a baseline
         # The longest context that its drafter serves: `tokens`, and what happens `beyond`; None if it has no limit.
         "drafter_limit": backend.drafter_limit,
         "simulated": backend.simulated,

@@ -132,7 +132,7 @@ class FleetRoom(Room):
         else:
             queries = sum(each.prefix_queries for each in engines)
             cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
-            up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
+            up = [(each.declared.method.value, each) for each in self.gateway.pool.up(name)]
             await asyncio.to_thread(fleet.update, learned, up, cached)
         self._show(name, fleet)
 

@@ -165,6 +165,6 @@ class Trail(Traced):
         for leg in self.legs:
             upstream = ended.routed.model.upstreams.get(leg.decision.backend)
             if upstream is not None:  # else it was removed meanwhile
-                address, leg.method = upstream.client.address, upstream.backend.said.method.value
+                address, leg.method = upstream.client.address, upstream.backend.declared.method.value
                 leg.host, leg.port = address.path or address.host, 0 if address.path else address.port
         self._report(self)

@@ -64,7 +64,7 @@ class _Judge(Observer):
         slo_class, outcome = judged(ended.routed), against_objective(ended, self._slo)
         slo_class = "default" if slo_class is None else slo_class  # judged by the objective of its model
         if outcome:
-            method = "" if ended.upstream is None else ended.upstream.backend.said.method.value
+            method = "" if ended.upstream is None else ended.upstream.backend.declared.method.value
             self._requests.labels(self._model, slo_class, outcome, method).inc()
         if ended.stream is not None and ended.first_s:
             self._ttft.labels(self._model, slo_class).observe(ended.first_s - ended.arrived_s)

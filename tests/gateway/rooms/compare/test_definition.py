@@ -31,7 +31,7 @@ def test_a_drained_replica_serves_as_the_pool_file_says() -> None:
     tried.health = Health(State.DRAINING)
     tried.observe({"no_speculation": "it does not speculate"}, Speculation(Method.BASELINE, DraftSchedule(0)))
     definition = begun(A_AND_B, [plain, tried], "learned", 0.0)
-    tried.observe({}, tried.said)  # the engine before has left
+    tried.observe({}, tried.declared)  # the engine before has left
     tried.health = Health(State.UP)
     assert definition.changed([plain, tried], "learned") == ""
     assert definition.still_holds([plain, tried], "learned", "b")

@@ -156,7 +156,7 @@ async def test_a_finding_holds_while_the_pool_serves_so(gateway: Running) -> Non
     assert rules() == ["compared"], "an older one is not forgotten"
     suffix = Speculation(Method.SUFFIX, DraftSchedule(24))
     for name in ("a0", "a1"):
-        gateway.backend(name).said = suffix
+        gateway.backend(name).declared = suffix
         gateway.backend(name).observe({}, suffix)
     assert rules() == [], "no replica serves any more as the other arm did"
 

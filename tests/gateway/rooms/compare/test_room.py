@@ -133,7 +133,7 @@ async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) 
         if then == "taken":
             await begin(gateway, a="a", b="c")
         tried = Speculation(Method.SUFFIX, DraftSchedule(24))
-        gateway.backend("b").said = tried
+        gateway.backend("b").declared = tried
         gateway.backend("b").observe({}, tried)
         await gateway.until(lambda: narrowing(gateway))
         if then != "taken":
