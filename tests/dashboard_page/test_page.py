@@ -165,7 +165,7 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
 
     snapshot = served.gateway.get("/admin/dashboard/snapshot", headers=served.gateway.admin).json()
     document = poisoned(snapshot)
-    gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
+    gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil, "confidence": 0.95}
     finding = {"backend": evil, "title": evil, "gain": gain, "evidence": evil, "change": evil}
     speculation = {"gain": gain, "baseline": evil, "missing": evil}
     advised = {"learns": True, "speculation": speculation, "findings": [finding]}

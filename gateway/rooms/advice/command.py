@@ -48,14 +48,14 @@ def _share(gain: dict[str, Any] | None) -> str:
 
     Examples
     --------
-    >>> _share({"share": -0.33, "low": -0.45, "high": 0.02, "of": "time per output token"})
+    >>> _share({"share": -0.33, "low": -0.45, "high": 0.02, "of": "time per output token", "confidence": 0.95})
     '33% of the time per output token (95%: -2% to 45%)'
     """
     if gain is None:
         return ""
     sign = -1.0 if gain["share"] < 0.0 else 1.0
     low, high = sorted((sign * gain["low"], sign * gain["high"]))
-    return f"{sign * gain['share']:.0%} of the {gain['of']} (95%: {low:.0%} to {high:.0%})"
+    return f"{sign * gain['share']:.0%} of the {gain['of']} ({gain['confidence']:.0%}: {low:.0%} to {high:.0%})"
 
 
 COMMANDS: Final = {"advise": advise}

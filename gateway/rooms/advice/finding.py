@@ -24,12 +24,13 @@ _LARGEST: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """An expected gain, with a 95% interval."""
+    """An expected gain, with its interval."""
 
     share: float  # saved share of `of`, up to 1; negative if it costs
     low: float
     high: float
     of: str  # what is saved, such as "time per output token"
+    confidence: float = 0.95
 
     @property
     def is_worth_it(self) -> bool:

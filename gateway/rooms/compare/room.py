@@ -32,7 +32,7 @@ from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
 from policies.build import learned_of
 from policies.experiment.evidence import BLOCKS
-from policies.experiment.verdict import Stage
+from policies.experiment.verdict import CERTAIN, Stage
 from policies.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class CompareRoom(Room):
             title, gain = document["sentence"], None
             if past.stage is Stage.DECIDED:
                 point = document["findings"][0]["at_mean"]
-                gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
+                gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests", CERTAIN)
                 title = f"{ends[0]} serves better than {ends[1]}"
             first = "" if past.policies else next(each.name for each in backends if past.is_of(each, ends[1]))
             found.append(Finding("compared", model, first, title, gain, _evidence(document), change))

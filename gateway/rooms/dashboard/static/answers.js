@@ -106,7 +106,7 @@ function overNone(advised) {
   const than = baseline ? `the measured steps of ${baseline}` : "a baseline of the calibration that the pool file names";
   const [sign, is] = gain.share < 0 ? [-1, "added"] : [1, "saved"];
   const ends = [sign * gain.low, sign * gain.high].sort((a, b) => a - b).map(percent);
-  const rests = `Estimated from ${than}: ${percent(sign * gain.share)} of the ${gain.of} ${is} (95% interval ${ends.join(" to ")}).`;
+  const rests = `Estimated from ${than}: ${percent(sign * gain.share)} of the ${gain.of} ${is} (${percent(gain.confidence)} interval ${ends.join(" to ")}).`;
   if (gain.low <= 0 && gain.high >= 0) return [`${title}: no difference is certain.`, "", rests];
   const change = percent(Math.abs(gain.share));
   return gain.share > 0 ? [`${change} less time than without speculation.`, "good", rests] : [`${change} more time than without speculation.`, "bad", rests];
@@ -200,7 +200,7 @@ function titleOf({ backend, title }) {
 }
 
 function adviceItem({ backend, gain, evidence, change }) {
-  const worth = gain && `Calculated from what was measured: saves ${percent(gain.share)} (95% interval ${percent(gain.low)} to ${percent(gain.high)}) of the ${gain.of}.`;
+  const worth = gain && `Calculated from what was measured: saves ${percent(gain.share)} (${percent(gain.confidence)} interval ${percent(gain.low)} to ${percent(gain.high)}) of the ${gain.of}.`;
   return h(
     "div",
     {},

@@ -185,7 +185,10 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         comparing = room_of(gateway)
         for each in pool:
             each.observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
-        assert [each.change for each in comparing.findings(MODEL)] == [ended["change"]], "whatever the replicas do"
+        (finding,) = comparing.findings(MODEL)
+        assert finding.change == ended["change"], "whatever the replicas do"
+        assert finding.gain is not None
+        assert f"({finding.gain.confidence:.0%}: " in ended["sentence"]
         gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
         assert not comparing.findings(MODEL), "it was followed"
 
