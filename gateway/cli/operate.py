@@ -38,11 +38,13 @@ def drain(
     )
     if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
         say(f"warning: no other replica of {model} is up: its requests are refused", err=True)
-    while wait and (found := admin.get("/admin/pool")["models"].get(model)):
-        each = found["backends"].get(backend)
+    while wait:
+        time.sleep(_POLL_S)  # before it is asked: another worker may answer
+        each = admin.get("/admin/pool")["models"].get(model, {"backends": {}})["backends"].get(backend)
+        if each is not None and each["state"] != answer["state"]:
+            raise failure(f"{model}/{backend} is {each['state']}: somebody resumed it")
         if each is None or not each["in_flight"] + each["others"]:
             break
-        time.sleep(_POLL_S)
 
 
 def resume(name: Replica, *, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:

@@ -62,6 +62,14 @@ def test_waiting_for_a_replica_ends_with_its_model(monkeypatch: pytest.MonkeyPat
     assert (result.exit_code, result.exception) == (0, None)
 
 
+def test_waiting_for_a_replica_fails_if_somebody_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed = {"models": {"m": {"backends": {"a": {"state": "up", "in_flight": 0, "others": 0}}}}}
+    monkeypatch.setattr(Admin, "get", lambda *_: resumed)
+    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1})
+    result = CliRunner().invoke(app, ["drain", "a", "--wait"])
+    assert (result.exit_code, "m/a is up: somebody resumed it" in result.stderr) == (1, True)
+
+
 async def test_reload_says_what_changed_and_what_is_refused() -> None:
     async with start_gateway(METHODS) as running:
 
