@@ -57,7 +57,7 @@ class TableFacts:
 
     def __init__(self, default_temperature: float) -> None:
         self._default_temperature = default_temperature
-        self._counted = Counter[str]()
+        self._counted, self._of_methods = Counter[str](), Counter[str]()
         self.workloads: dict[str, int] = {}
         self.replicas: dict[tuple[str, str], int] = {}
         # By method, and within it by template and workload, by workload, and overall.
@@ -70,7 +70,9 @@ class TableFacts:
             counted["left out"] += 1
             return False
         counted["played"] += 1
-        counted["accepted"] += bool(record.acceptance)
+        drafting = [name for name in record.acceptance if name != Method.BASELINE]
+        self._of_methods.update(drafting)
+        counted["accepted"] += bool(drafting)
         counted["tokens"] += bool(record.text and record.text.exact)
         counted["failed"] += record.error not in _ANSWERED
         counted["several"] += record.n > 1
@@ -85,9 +87,11 @@ class TableFacts:
         """The requests of the trace that were left out, and the assumptions about what the others lack."""
         counted = self._counted
         said = [f"{counted[what]:,} {is_so}" for what, is_so in _NOTES.items() if counted[what]]
-        if counted["accepted"] < counted["played"]:
+        if min(counted["accepted"], counted["tokens"]) < counted["played"]:
+            known = ", ".join(f"{name} {number:,}" for name, number in sorted(self._of_methods.items()))
             said.append(
-                f"Of {counted['played']:,} requests {counted['accepted']:,} say which drafts were accepted, and "
+                f"Of {counted['played']:,} requests {counted['accepted']:,} say which drafts were accepted"
+                f"{known and f' ({known})'}, and "
                 f"{counted['tokens']:,} have tokens, on which n-gram and suffix drafting run."
             )
             like = "others of the same application, or the calibration" if self.accepted else "the calibration"

@@ -82,7 +82,7 @@ def test_what_the_trace_does_not_say_is_said() -> None:
     known = TraceRecord(workload="code", temperature=0.0, output_token_ids=[1], output_tokens=1, acceptance={"a": 2.0})
     with request_table([known, TraceRecord(output_tokens=5, temperature=0.0)], 0.7) as table:
         first, second = table.assumed
-    assert first.startswith("Of 2 requests 1 say which drafts were accepted, and 1 have tokens, on which n-gram and ")
+    assert first.startswith("Of 2 requests 1 say which drafts were accepted (a 1), and 1 have tokens, on which n-gram ")
     assert second == "Other drafts are accepted as by the calibration, as in chat where no kind of text is named (1)."
     unlike = [replace(known, error="failed"), replace(known, n=2), replace(known, cached_tokens=16)]
     with request_table([known, *unlike], 0.7) as table:
@@ -93,6 +93,11 @@ def test_what_the_trace_does_not_say_is_said() -> None:
         ]
     with request_table([known, known], 0.7) as table:
         assert table.assumed == []
+    of_a_baseline = TraceRecord(output_tokens=5, acceptance={"baseline": 1.0})
+    with request_table([of_a_baseline, replace(known, output_token_ids=None)], 0.7) as table:
+        assert table.assumed[0].startswith("Of 2 requests 1 say which drafts were accepted (a 1), and 0 have tokens")
+    with request_table([replace(known, output_token_ids=None)], 0.7) as table:
+        assert table.assumed, "n-gram and suffix drafting have nothing to run on"
     with request_table([TraceRecord()], 0.7) as table:
         assert table.assumed[0] == "1 answers of unknown length have 220 tokens, or max_tokens if fewer."
         assert table.assumed[2].endswith("(1), at temperature 0.7 where none is recorded (1).")
