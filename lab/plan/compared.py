@@ -14,6 +14,7 @@ from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import title
 from lab.plan.result import JudgedMix, Plan
+from policies.experiment.verdict import CERTAIN
 
 _MOST_BYTES = 16 << 20
 _METHODS = frozenset(Method)
@@ -57,15 +58,19 @@ class LiveFinding:
     day: str
 
     def beside(self, plan: Plan) -> str:
-        """Return it in words, with what the plan simulates; empty if the plan did not judge both methods."""
+        """Return it in words, with what the plan simulates."""
+        at = self.at
+        found = (
+            f"{self.day} requests took {_less(at.ratio)} with {self.better} than with {self.other} at "
+            f"{at.in_flight:.1f} in flight per replica ({CERTAIN:.0%}: {_less(at.high)} to {_less(at.low)})"
+        )
         mine, theirs = (_alike(plan, method) for method in (self.better, self.other))
         if mine is None or theirs is None:
-            return ""
-        at, simulated = self.at, mine.e2e_s / theirs.e2e_s
+            return f"On {found}; here not both are among the best mixes, all replicas alike."
+        simulated = mine.e2e_s / theirs.e2e_s
         start = "Not to be relied on, as live traffic contradicts it: on" if simulated > 1.0 > at.high else "On"
         return (
-            f"{start} {self.day} requests took {_less(at.ratio)} with {self.better} than with {self.other} at "
-            f"{at.in_flight:.1f} in flight per replica ({_less(at.high)} to {_less(at.low)}); simulated, "
+            f"{start} {found}; simulated, "
             f"{title(mine.mix, plan.kinds)} takes {_less(simulated)} than {title(theirs.mix, plan.kinds)}."
         )
 
@@ -83,7 +88,7 @@ def read_findings(path: Path | None, model: str | None, methods: Mapping[str, Me
     Raises
     ------
     UsageError
-        If the file cannot be read as such, or has nothing on the model.
+        If the file cannot be read as such, or has nothing on two methods of the model.
     """
     if path is None:
         return []
@@ -97,7 +102,10 @@ def read_findings(path: Path | None, model: str | None, methods: Mapping[str, Me
     if len(named) != 1 or named[0] not in known:
         of = "one model" if model is None else f"model {model!r}"
         raise UsageError(f"--compared {path} needs findings of {of}; it has {', '.join(known) or 'none'}")
-    return [*_findings(known[named[0]], methods)]
+    if not (found := [*_findings(known[named[0]], methods)]):
+        what = f"{' and '.join(known[named[0]].arms)} ({known[named[0]].stage})"
+        raise UsageError(f"--compared {path}: {what} says nothing of two methods that --config or the arms name")
+    return found
 
 
 def _findings(comparison: _Comparison, methods: Mapping[str, Method]) -> Iterator[LiveFinding]:

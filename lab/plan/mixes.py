@@ -116,7 +116,7 @@ def with_schedules(
     """
     result = list(kinds)
     context_tokens = mean_context_tokens(requests)
-    for method in dict.fromkeys(kind.method for kind in kinds if kind.method in SCHEDULED):
+    for method in dict.fromkeys(kind.method for kind in kinds if kind.method in SCHEDULED and kind.fit.fits):
         longest = max((kind for kind in kinds if kind.method is method), key=lambda kind: kind.k)
         per_step = tokens_per_step(calibration, method, longest.config, requests)
         batch = calibration.scheduler.max_num_seqs

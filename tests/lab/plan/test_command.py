@@ -100,6 +100,12 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
     assert not out.exists()
 
 
+def test_methods_that_do_not_fit_are_no_error(trace: Path) -> None:
+    code, printed, _ = run(trace, "--replicas", 2, "--calibration", "llama-3.1-70b-4xh100@L4", "--limit", 20)
+    assert (code, printed.partition("\n")[0]) == (1, "Nothing fits.")
+    assert "baseline: 131.40 GiB of weights do not fit on 4x L4: 62.4 GiB short" in printed
+
+
 def test_what_a_shortened_context_refuses_is_said_and_not_planned(trace: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     draft = "{method: draft_model, url: 'http://127.0.0.1:9', drafter_limit: 400, speculative_config: "

@@ -52,7 +52,7 @@ def test_a_difference_is_called_one_if_its_interval_excludes_nought(
     ("ratio", "beside"),
     [
         (0.8, "On 2027-01-15 requests took 20% less time with eagle3 than with suffix at 3.2 in flight per replica"),
-        (0.8, "(10% less time to 30% less time); simulated, 2x eagle3 k=3 takes 9% less time than 2x suffix."),
+        (0.8, "(99%: 10% less time to 30% less time); simulated, 2x eagle3 k=3 takes 9% less time than 2x suffix."),
         (
             1.25,
             "Not to be relied on, as live traffic contradicts it: on 2027-01-15 requests took 20% less time with",
@@ -76,7 +76,10 @@ def test_a_comparison_on_live_traffic_stands_beside_what_is_simulated(
     (found,) = read_findings(path, "llama", {"s0": Method.SUFFIX, "s1": Method.SUFFIX})
     judged = (JudgedMix(each, took_s, 0.1, 0.01, took_s, None, 0.0) for each, took_s in ((ALIKE, 1.0), (SUFFIXES, 1.1)))
     assert beside in found.beside(replace(_plan(ALIKE, None), judged=tuple(judged)))
-    assert found.beside(_plan(ALIKE, None)) == "", "no mix with suffix alone was judged"
+    unlike = found.beside(_plan(ALIKE, None))
+    assert unlike.endswith("less time); here not both are among the best mixes, all replicas alike.")
+    with pytest.raises(UsageError, match=r"eagle3 and b \(decided\) says nothing of two methods"):
+        read_findings(path, None, {})
     with pytest.raises(UsageError, match="needs findings of model 'other'; it has llama"):
         read_findings(path, "other", {})
     path.write_text("{")
