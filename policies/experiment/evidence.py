@@ -113,7 +113,8 @@ class Evidence:
             sums = [arms.get(arm, Sums()) for arm in (first, second)]
             chosen = [each.chosen for each in sums]
             is_even = set(self.plan.shares(number) or ()) == {1.0}
-            if is_even and (min(chosen) > 0.0 or max(chosen) < _SURELY):
+            is_away = any(not each.chosen and arm in arms for arm, each in zip((first, second), sums, strict=True))
+            if is_even and (min(chosen) > 0.0 or (max(chosen) < _SURELY and not is_away)):
                 one, other = map(_work_of_replica, sums)
                 pairs.append((number, one, other))
         # Differences, not ratios: with few requests, a ratio is uneven by chance alone.

@@ -60,6 +60,9 @@ class Experiment:
         members: list[list[Candidate]] = [[] for _ in range(self.plan.count + 1)]  # the others come last
         for each in candidates:
             members[self.plan.group_of(each.name)].append(each)
+        for at, own in enumerate(members[:-1]):
+            if not own and self._blocks.counts(now_s):  # an arm that is away, which is not one that got nothing
+                self._note(number, self.plan.arm_of(at, number), Sums())
         group, since = self._conversation(request)
         chance = 1.0
         if since // STAYS != number // STAYS or not members[group]:

@@ -331,6 +331,15 @@ def test_shorter_blocks_count_when_it_goes_on_with_longer_ones() -> None:
     assert found.overall(0.95).low < 0.9 < found.overall(0.95).high
 
 
+def test_an_arm_that_is_away_is_not_said_to_get_less_work() -> None:
+    stand = Stand(Plan("away", PLAN.arms, PLAN.groups, block_s=10.0), seconds=0.2)
+    stand.run(2, per_s=2.0)
+    for _ in range(10 * 60 * 2):
+        stand.send(candidates=POOL[:2])
+        stand.now_s += 0.5
+    assert stand.run(1, per_s=2.0).times_the_work("plain", "head") == 1.0
+
+
 @pytest.mark.slow
 def test_an_arm_of_one_replica_with_few_requests_is_not_said_to_get_less_work() -> None:
     plan = Plan("small", ("pair", "one"), (frozenset({"a", "b"}), frozenset({"c"})), block_s=10.0)
