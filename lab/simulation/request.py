@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
 
@@ -21,6 +23,7 @@ _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
 ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+_GOLDEN, _HALVINGS, _LEAST_SHARE = 0.6180339887498949, 24, 1e-9
 LONGEST, _MOST_TOKENS = 1 << 24, 1 << 60
 """Tokens beyond any engine's context, for which there are no scripts, and the most tokens told apart."""
 
@@ -39,6 +42,7 @@ class ReplayRequest:
     session: str = ""  # id shared by the requests of one session; empty for a request of its own
     # Seconds from the end of the previous answer in its session; None if it does not wait for one.
     think_s: float | None = None
+    drafted: Mapping[str, int] = field(default_factory=dict)  # k at which a mean acceptance was recorded, by method
     _scripts: dict[tuple[object, ...], Script | None] = field(default_factory=dict)
 
     def script(self, method: Method, k: int, config: Mapping[str, object]) -> Script | None:
@@ -70,7 +74,7 @@ class ReplayRequest:
             return plain_steps(self.output_tokens)
         recorded = self.acceptance.get(method.value)
         if isinstance(recorded, (int, float)):
-            return _constant(float(recorded), method, k, self.output_tokens)
+            return _drawn(float(recorded), self.drafted.get(method.value, k), method, k, self.output_tokens)
         if recorded is not None and len(recorded) > 1:
             return _recorded(recorded, method, k, self.output_tokens)
         text = self.text
@@ -197,15 +201,36 @@ def _recorded(recorded: Sequence[int], method: Method, k: int, output_tokens: in
     return _bounded(emitted, method, k)
 
 
-def _constant(tokens_per_step: float, method: Method, k: int, output_tokens: int) -> Steps:
-    """Return steps with a given mean; the first emits one token, and the longer ones come first."""
+def _drawn(tokens_per_step: float, drafted: int, method: Method, k: int, output_tokens: int) -> Steps:
+    """Return steps of `k` drafts that accept a draft as likely as gives a mean where so many were drafted.
+
+    The first one emits one token. Of fewer drafts fewer are accepted: each refused one ends a run of tokens.
+    """
     later = output_tokens - 1
-    least = -(-later // (k + 1))
-    steps = max(1, min(max(least, round(output_tokens / max(1.0, tokens_per_step)) - 1), later))
-    each, longer = divmod(later, steps)
-    emitted = np.full(output_tokens, each, np.int32)
-    emitted[: 1 + longer * (each + 1)] = each + 1
+    share = _share(later / max(1.0, output_tokens / max(1.0, tokens_per_step) - 1.0), drafted)
+    runs = max(1, round(later * (1.0 - share)))
+    lengths = 1.0 + np.log((np.arange(runs) + 0.5) / runs) // math.log(max(share, _LEAST_SHARE))
+    lengths = lengths[np.argsort(np.arange(runs) * _GOLDEN % 1.0)]
+    ends = 1 + np.rint(np.cumsum(lengths) * (later / lengths.sum())).astype(np.int64)
+    emitted = np.ones(output_tokens, np.int32)
+    emitted[1:] = np.minimum(np.repeat(ends, np.diff(ends, prepend=1)) - np.arange(1, output_tokens), k + 1)
     return _bounded(emitted, method, k)
+
+
+@lru_cache(4096)
+def _share(tokens_per_step: float, drafted: int) -> float:
+    """Return the share of drafts that is accepted where a step of so many emits a mean; the first refused ends it.
+
+    Examples
+    --------
+    >>> round(_share(1.75, 2), 3)
+    0.5
+    """
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        share = (low + high) / 2.0
+        low, high = (share, high) if sum(share**at for at in range(drafted + 1)) < tokens_per_step else (low, share)
+    return low
 
 
 def _bounded(emitted: npt.NDArray[np.int32], method: Method, k: int) -> Steps:

@@ -237,7 +237,8 @@ class RequestTable(Sequence[ReplayRequest]):
             acceptance = self._known.completed(acceptance, text, features[_TEMPLATE], features[_WORKLOAD], at)
         model, endpoint, *others = features
         known = RequestFeatures(model, ENDPOINTS[endpoint], *others)
-        return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s)
+        drafted = self._known.drafted
+        return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s, drafted)
 
 
 def _drawn(places: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -13,11 +13,12 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
+from lab.simulation.drafts import tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.simulate import Replayed, replay
 from lab.simulation.table import request_table
-from lab.trace.record import TraceRecord
+from lab.trace.record import SpeculationRecord, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Policy, policies
@@ -114,12 +115,25 @@ def test_recorded_steps_are_repeated_to_the_length_of_the_answer() -> None:
 @pytest.mark.parametrize(("recorded", "mean"), [(2.4, 2.4), (0.3, 1.0), (9.0, 4.0)])
 def test_a_recorded_mean_is_kept_as_far_as_k_allows(recorded: float, mean: float) -> None:
     request = replay_request(record(output_tokens=4000, acceptance={"eagle3": recorded}), 0.0, 0.0)
-    emitted, _ = steps(request, Method.EAGLE3, 3)
+    assert _mean(request, 3) == pytest.approx(mean, rel=0.001)
+
+
+@pytest.mark.parametrize(("k", "mean"), [(1, 1.5), (2, 1.75), (3, 1.875)])
+def test_a_mean_that_was_recorded_at_one_k_is_less_at_a_smaller_one(k: int, mean: float) -> None:
+    known = record(output_tokens=4000, acceptance={"eagle3": 1.75}, backend="a", method="eagle3", error="")
+    spec = SpeculationRecord(drafted_tokens=200, drafting_steps=100, tokens_per_step=1.75)
+    with request_table([replace(known, spec=spec)], 0.0) as table:
+        assert _mean(table[0], k) == pytest.approx(mean, rel=0.02)
+        per_step = tokens_per_step(load_calibration(CALIBRATION), Method.EAGLE3, {"num_speculative_tokens": 3}, table)
+        assert per_step[k] == pytest.approx(mean, rel=0.02)
+
+
+def _mean(request: ReplayRequest, k: int) -> float:
+    emitted, _ = steps(request, Method.EAGLE3, k)
     position, taken = 0, 0
-    while position < 4000:
+    while position < len(emitted):
         position, taken = position + emitted[position], taken + 1
-    assert 4000 / taken == pytest.approx(mean, rel=0.001)
-    assert max(emitted) - min(emitted[1:-4]) <= 1
+    return len(emitted) / taken
 
 
 def test_ngram_and_suffix_drafting_run_on_the_text() -> None:
