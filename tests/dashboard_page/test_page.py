@@ -145,12 +145,14 @@ def test_it_is_not_well_where_a_class_is_late(watched: Watched, served: Served) 
     fine, late = ({"name": name, "requests": 200, "kept": kept} for name, kept in (("batch", 199), ("chat", 150)))
     model = snapshot["models"][0]
     model["classes"] = [fine, late]
-    model["backends"] = [backend | {"state": "up", "reason": ""} for backend in model["backends"]]
+    whole = {"ttft": None, "tpot": {"p50_s": 0.01, "p95_s": 0.01, "p99_s": 0.01, "count": 12}}  # no answer was streamed
+    model["backends"] = [backend | {"state": "up", "reason": ""} | whole for backend in model["backends"]]
     page = watched.page
     page.route("**/admin/dashboard/snapshot", lambda route: route.fulfill(json=snapshot))
     page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
     expect(page.locator("#well-verdict")).to_contain_text("but too many requests are late: chat.")
     expect(page.locator("#well-list")).to_contain_text("chat: 75% of 200 requests in time.")
+    expect(page.locator("#latency-table")).to_contain_text("12 requests")
 
 
 def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> None:

@@ -26,7 +26,7 @@ export function showLatency(model, marks, process) {
         setStyle(element, "--share", worst[name] > 0 && value !== null ? (value / worst[name]).toFixed(3) : 0);
       }
     }
-    setText(row.querySelector("small"), `${number(backend.ttft?.count ?? 0)} requests`);
+    setText(row.querySelector("small"), `${number(Math.max(backend.ttft?.count ?? 0, backend.tpot?.count ?? 0))} requests`);
   });
 }
 
