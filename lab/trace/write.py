@@ -41,8 +41,9 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
                 else:
                     file.write(line)
                     written += 1
-        if left_out and not written:
-            raise TraceError(f"{path}: not written, since no request has what {format} needs: {needs}")
+        if not written:
+            lacks = f"no request has what {format} needs: {needs}" if left_out else "there is no request for it"
+            raise TraceError(f"{path}: not written, since {lacks}")
         if target != path:
             target.replace(path)
     except BrokenPipeError:  # the reader has enough

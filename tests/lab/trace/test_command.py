@@ -192,6 +192,7 @@ def test_the_first_requests_of_a_window_of_time(tmp_path: Path, trace: Path) -> 
     run("sample", trace, out, "--start", 100, "--first", 2)
     assert [one.prompt_tokens for one in read(out)] == [199, 198]
     assert "give a number" in run("sample", trace, out, "--start", "nan", status=2)[1]
+    assert "there is no request for it" in run("sample", trace, out, "--start", 1e6, status=2)[1]
 
 
 def test_an_anonymized_trace_has_no_secrets_and_preserves_equality(tmp_path: Path, trace: Path) -> None:
