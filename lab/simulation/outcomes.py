@@ -60,7 +60,7 @@ class TableFacts:
         self._counted, self._of_methods = Counter[str](), Counter[str]()
         self.workloads: dict[str, int] = {}
         self.replicas: dict[tuple[str, str], int] = {}
-        self.drafted: dict[str, int] = {}  # tokens that a step with a draft drafted, by method
+        self.drafted: dict[str, int] = {}  # tokens that steps drafted, at most, by method
         # By method, and within it by template and workload, by workload, and overall.
         self.accepted: dict[str, dict[tuple[str, ...], list[float]]] = {}
 
@@ -111,9 +111,7 @@ class TableFacts:
         """Return a request's outcome, for its row."""
         if record.error not in _ANSWERED or not record.output_tokens:
             return NO_OUTCOME
-        per_step, method, spec = record.tokens_per_step, record.method, record.spec
-        if spec is not None and spec.drafted_tokens and spec.drafting_steps and method not in MODELLESS:
-            self.drafted[method] = max(self.drafted.get(method, 1), round(spec.drafted_tokens / spec.drafting_steps))
+        per_step, method = record.tokens_per_step, record.method
         if per_step is not None and method != Method.BASELINE:
             by_application = self.accepted.setdefault(method, {})
             for key in ((record.template, record.workload), (record.workload,), ()):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
-from backends.speculation import Method
+from backends.speculation import MODELLESS, Method
 from lab.trace.record import LARGEST_BLOCK, Text, TraceRecord
 from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures, describe
 
@@ -122,7 +122,16 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
         engine_blocks(record) if blocks else (),
         record.session,
         record.think_time_s,
+        _drafted(record),
     )
+
+
+def _drafted(record: TraceRecord) -> dict[str, int]:
+    """Return how many tokens a step drafted by the method that served a request, if that is a model's."""
+    spec = record.spec
+    if spec is None or not spec.drafted_tokens or not spec.drafting_steps or record.method in MODELLESS:
+        return {}
+    return {record.method: max(1, round(spec.drafted_tokens / spec.drafting_steps))}
 
 
 def _expected_tokens(record: TraceRecord) -> int:

@@ -45,7 +45,9 @@ _ROW = np.dtype(
 )
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _FEATURES = attrgetter(*[name.replace("endpoint", "endpoint.value") for name in _NAMES])  # enums are slow to unpickle
-_REST = attrgetter("prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s")
+_REST = attrgetter(
+    "prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s", "drafted"
+)
 _PREFIX, _TEMPLATE, _WORKLOAD = (_NAMES.index(name) for name in ("prefix", "template", "workload"))
 _ROWS_AT_ONCE = 4096
 _BLOCK, _BLOCKS = 32, 16
@@ -227,7 +229,7 @@ class RequestTable(Sequence[ReplayRequest]):
 
     def _request(self, arrived_s: float, row: tuple[Any, ...]) -> ReplayRequest:
         at, length, copy = row[_AT : _AT + 3]
-        features, (prompt, output, acceptance, text, blocks, session, think_s) = self._file.read(at, length)
+        features, (prompt, output, acceptance, text, blocks, session, think_s, drafted) = self._file.read(at, length)
         if copy:
             own = copy * _OF_COPY & _BLOCK_BITS
             features = list(features)
@@ -237,7 +239,7 @@ class RequestTable(Sequence[ReplayRequest]):
             acceptance = self._known.completed(acceptance, text, features[_TEMPLATE], features[_WORKLOAD], at)
         model, endpoint, *others = features
         known = RequestFeatures(model, ENDPOINTS[endpoint], *others)
-        drafted = self._known.drafted
+        drafted = self._known.drafted | drafted
         return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s, drafted)
 
 
@@ -277,6 +279,7 @@ def _written(
             continue
         request = replay_request(record, 0.0, default_temperature)
         features = request.features
+        known.drafted |= {name: max(k, known.drafted.get(name, 0)) for name, k in request.drafted.items()}
         packed = pickle.dumps((_FEATURES(features), _REST(request)), pickle.HIGHEST_PROTOCOL)
         file.write(packed)
         workloads = known.workloads
