@@ -12,6 +12,7 @@ from uuid import uuid4
 from pydantic import Field, ValidationError, model_validator
 
 from backends.backend import Backend
+from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.health import SERVING, State
 from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
@@ -85,6 +86,13 @@ class Definition(ComparisonSettings):
             names = [*chain(*self.replicas.values())]
             return any(each.speculative_config not in best for each in backends if each.name in names)
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
+
+    def advises(self, backends: Sequence[Backend], better: str, change: str) -> bool:
+        """Return whether a change is one: of depths, the one that replicas have was compared, and was worse."""
+        names = {*chain(*self.replicas.values())}
+        present = {each.num_speculative_tokens for each in backends if each.name in names}
+        is_better = present == {depth for depth, arm in zip(self.depths, self.replicas, strict=False) if arm == better}
+        return not self.depths or (present <= {*self.depths} and (not is_better or SCHEDULE_KEY in change))
 
     def has_other_engines(self, backends: Sequence[Backend]) -> bool:
         """Return whether a replica that serves like an arm has a version of vLLM that none of them had."""

@@ -254,6 +254,8 @@ class CompareRoom(Room):
             ends, change = better_of(document), change_of(document, past.unchanged(backends))
             if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
                 continue
+            if not past.advises(backends, ends[0], change):
+                continue
             title, gain = document["sentence"], None
             if past.stage is Stage.DECIDED:
                 point = document["findings"][0]["at_mean"]
