@@ -34,7 +34,7 @@ def drain(
     answer = admin.post("/admin/drain", model=model, backend=backend)
     say(
         f"{model}/{backend} is {answer['state']}; {answer['in_flight']} requests in flight there finish. "
-        f"`gateway resume {backend}` sends it requests again."
+        f"`gateway resume {name}` sends it requests again."
     )
     if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
         say(f"warning: no other replica of {model} is up: its requests are refused", err=True)

@@ -42,7 +42,8 @@ async def test_draining_and_resuming_a_replica() -> None:
         _, said, _ = await gateway(running, "explain", "hi", "--temperature", "0")
         assert "plain would take this request: learned" in said
         assert "    draining: drained by an operator" in said.splitlines()
-        _, _, warned = await gateway(running, "drain", f"{MODEL}/plain")
+        _, said, warned = await gateway(running, "drain", f"{MODEL}/plain")
+        assert f"`gateway resume {MODEL}/plain`" in said
         assert f"no other replica of {MODEL} is up" in warned
         _, said, _ = await gateway(running, "explain", "hi")
         assert said.startswith("No replica would take this request: ")
