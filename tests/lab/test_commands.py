@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from lab.parallel import all_cores
 from tests.lab.invoked import refused, run
 from tests.support.paths import CONFIG, DATA
 
@@ -72,3 +74,8 @@ def test_broken_lines_are_reported_and_skipped(trace: Path, command: str) -> Non
     status, _, error = run(command, trace, *COMMANDS[command])
     assert status == 0
     assert "trace.jsonl:8: not JSON" in error
+
+
+def test_ctrl_c_is_left_to_the_process_that_has_started_the_others() -> None:
+    with all_cores(signal.getsignal, jobs=2) as run_all:
+        assert run_all([signal.SIGINT]) == [signal.SIG_IGN]
