@@ -221,7 +221,10 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
                     engine.told = {
                         key: printable(each) if isinstance(each, str) else each for key, each in told.items()
                     }
+            began_s = time.monotonic()
             answer = await probe.request("POST", "/v1/completions", {"model": probe.model, **_SAMPLE})
+            if not answer and time.monotonic() - began_s >= _SLOW_S:
+                engine.result = ProbeResult(f"does not answer a request for four tokens within {_SLOW_S:g} s")
             engine.usage = first_usage(as_json(line[5:]) for line in answer.splitlines() if line.startswith(b"data:"))
     except TimeoutError:
         engine.result = ProbeResult("does not answer in time")

@@ -313,6 +313,19 @@ async def test_the_other_scheme_is_told(tmp_path: Path) -> None:
     ]
 
 
+async def test_an_engine_that_stands_still_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_SLOW_S", 0.05)
+    ended = asyncio.Event()
+
+    async def stand_still(wire: Wire) -> None:
+        await (ended.wait() if wire.seen.target == "/v1/completions" else wire.json({"detail": "Not Found"}, 404))
+
+    async with Upstream("engine", MODEL, stand_still, metrics=IDLE) as stuck:
+        status, _, err = await run("init", stuck.url, "--config", str(tmp_path / "pool.yaml"))
+        ended.set()
+    assert (status, err) == (2, ["gateway init: none of these can be used"])
+
+
 async def test_a_gateway_is_no_engine(tmp_path: Path) -> None:
     async with start_gateway() as running:
         status, out, err = await run("init", running.url + "/v1", "--config", str(tmp_path / "a.yaml"))
