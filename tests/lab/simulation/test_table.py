@@ -94,9 +94,9 @@ def test_what_the_trace_does_not_say_is_said() -> None:
     with request_table([known, known], 0.7) as table:
         assert table.assumed == []
     of_a_baseline = TraceRecord(output_tokens=5, acceptance={"baseline": 1.0})
-    with request_table([of_a_baseline, replace(known, output_token_ids=None)], 0.7) as table:
+    with request_table([of_a_baseline, replace(known, output_token_ids=())], 0.7) as table:
         assert table.assumed[0].startswith("Of 2 requests 1 say which drafts were accepted (a 1), and 0 have tokens")
-    with request_table([replace(known, output_token_ids=None)], 0.7) as table:
+    with request_table([replace(known, output_token_ids=())], 0.7) as table:
         assert table.assumed, "n-gram and suffix drafting have nothing to run on"
     with request_table([TraceRecord()], 0.7) as table:
         assert table.assumed[0] == "1 answers of unknown length have 220 tokens, or max_tokens if fewer."
