@@ -19,6 +19,7 @@ from backends.engine import Processes, Said
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
 from backends.http import authorities
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
+from backends.http.names import NamedNetwork
 from backends.reported import MOST_CONTEXT_TOKENS, finite, printable, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
@@ -70,14 +71,10 @@ class Probe:
         base, uds = backend.url, None
         if base.startswith("unix:"):
             base, uds = "http://localhost", base.removeprefix("unix:").removeprefix("//")
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                uds=uds, verify=base.startswith("https:") and authorities.trusted(), trust_env=False
-            ),
-            base_url=base,
-            headers=headers,
-            timeout=timeout_s,
-        )
+        verify = base.startswith("https:") and authorities.trusted()
+        transport = httpx.AsyncHTTPTransport(uds=uds, verify=verify, trust_env=False)
+        transport._pool._network_backend = NamedNetwork()  # httpx has no parameter for it
+        self._client = httpx.AsyncClient(transport=transport, base_url=base, headers=headers, timeout=timeout_s)
         self.processes = Processes()  # the processes that answer at the address
         self.was_refused = False  # whether a connection failed since an engine last answered
         self._created: tuple[object, float, float] = None, 0.0, 0.0  # model's creation time; when first and last read

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from backends.http.names import addresses_of
 from backends.http.receiver import UpstreamError
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -62,11 +64,18 @@ async def connect(
         async with asyncio.timeout(timeout_s):
             if address.path is not None:
                 await loop.create_unix_connection(lambda: protocol, address.path)
-            else:
-                server_name = address.host if tls else None
-                await loop.create_connection(
-                    lambda: protocol, address.host, address.port, ssl=tls, server_hostname=server_name
-                )
+                return None
+            server_name = address.host if tls else None
+
+            async def create(host: str) -> None:
+                await loop.create_connection(lambda: protocol, host, address.port, ssl=tls, server_hostname=server_name)
+
+            *others, last = await addresses_of(address.host)
+            for host in others:
+                with contextlib.suppress(OSError):
+                    await create(host)
+                    return None
+            await create(last)
     except TimeoutError:
         return UpstreamError("connect", f"accepted no connection within {timeout_s:g} s")
     except socket.gaierror as cause:

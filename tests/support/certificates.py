@@ -1,4 +1,4 @@
-"""Certificates for localhost, each signed by itself, and their files being replaced."""
+"""Certificates, each signed by itself, and their files being replaced."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from gateway.config.settings import TlsSettings
 
 
-def make_pair(path: Path) -> TlsSettings:
-    """Make a certificate and its key, beside a path."""
+def make_pair(path: Path, name: str = "localhost") -> TlsSettings:
+    """Make a certificate and its key, beside a path; it is also for 127.0.0.1."""
     made = TlsSettings(certificate=path.with_suffix(".crt"), key=path.with_suffix(".key"))
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    names = ["-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1"]
     files = ["-keyout", str(made.key), "-out", str(made.certificate)]
     subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
     return made
