@@ -6,7 +6,9 @@ from dataclasses import fields
 
 import pytest
 
+from backends import watch
 from backends.backend import Backend, EngineChange
+from backends.background import Seldom
 from backends.drafter_limit import DrafterLimit
 from backends.engine import Said
 from backends.engine_metrics import EngineMetrics
@@ -84,5 +86,6 @@ async def test_a_late_process_says_so_once(monkeypatch: pytest.MonkeyPatch, capl
         return ProbeResult("late", late=admit), 2.0
 
     monkeypatch.setattr(Watch, "_probe_timed", late)
+    monkeypatch.setattr(watch, "_late", Seldom())
     assert (await watched().probe_now(admit=True)).late
     assert [record.message[:33] for record in caplog.records] == ["this process was late by 2.0 s: p"]
