@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -46,6 +47,7 @@ _DISCOVERY_PAUSE_S = 0.5
 _DISCOVERY_RETRY_S = 30.0
 """Pause after a change that failed: its source may report nothing else for hours."""
 _FLUSH_S = 1.0
+_PRINT_S = 0.5
 logger = logging.getLogger("gateway")
 
 
@@ -76,14 +78,16 @@ def serve(
         status = background.run_process(serving.run())
         if serving.keep_logs:
             cleared.pop_all()
-            print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
+            logger.warning("the logs of the replicas are in %s", run_dir)
     logger.info("ended")
     return status
 
 
 def _show(lines: Iterable[str]) -> None:
-    """Print lines; if that fails, keep serving."""
+    """Print lines; if that fails, or nobody reads them, keep serving."""
     try:
+        if sys.stdout is not None and not select.select([], [sys.stdout], [], _PRINT_S)[1]:
+            raise BlockingIOError("nobody reads it")
         print("\n".join(lines), flush=True)
     except OSError as error:
         logger.warning("standard output cannot be written: %s", error)
@@ -147,7 +151,7 @@ class _Serving:
                 return await self._serve_with_workers()
             return await self._serve_alone()
         except LaunchError as error:
-            print(error, file=sys.stderr)
+            logger.critical("%s", error)
             return 1
         finally:
             for task in tasks:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from backends.reported import printable
+from gateway.telemetry.log_handler import LogHandler
 
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -86,7 +87,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 def configure_logging(level: int, log_format: str = "text", worker: int | None = None) -> None:
     """Write the log to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonLogFormat(worker))
     else:

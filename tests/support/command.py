@@ -101,6 +101,7 @@ def gateway_command(
     cwd: Path = ROOT,
     launch: tuple[str, ...] = ("-m", "gateway"),
     passed: tuple[int, ...] = (),
+    stderr: int = subprocess.STDOUT,
 ) -> Iterator[Command]:
     """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left.
 
@@ -112,7 +113,7 @@ def gateway_command(
             [sys.executable, *launch, *words, "--config", str(config), "--port", "0", *arguments],
             cwd=cwd,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             start_new_session=True,
             pass_fds=passed,

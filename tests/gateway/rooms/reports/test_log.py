@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -14,7 +19,9 @@ from gateway.reload.differences import needs_restart
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.room import Outlet, ReportsRoom
 from gateway.rooms.reports.trail import Trail
+from gateway.service.run import _show
 from gateway.telemetry.log_format import JsonLogFormat, LogFormat
+from gateway.telemetry.log_handler import MOST_WAITING_BYTES, LogHandler
 from tests.gateway.conftest import MODEL
 from tests.gateway.reload.test_differences import pool as pool_with
 from tests.support.command import Command, gateway_command, until
@@ -23,6 +30,17 @@ from tests.support.upstream import Wire, answer, upstreams_in_thread
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PROMPT = "zqxprompt"
+PIPE_BYTES = 4096
+END_S = 20.0
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[TextIO, TextIO]]:
+    """The ends of a small pipe, to read and to write."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with open(reading) as reader, open(writing, "w") as writer:
+        yield reader, writer
 
 
 async def failing_once(wire: Wire) -> None:
@@ -134,3 +152,69 @@ def test_other_settings_need_a_restart_and_headers_are_not_shown() -> None:
     assert needs_restart(before, after, [ReportsRoom]) == ["telemetry.otlp.headers.x: changed"]
     assert needs_restart(pool_with(), after, [ReportsRoom]) == ["telemetry.otlp: not set -> set"]
     assert needs_restart(pool_with(), logging, [ReportsRoom]) == ["telemetry.access_log: 0.0 -> 1.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_standard_error_that_nobody_reads_stops_nothing(
+    workers: str, tmp_path: Path, pipe: tuple[TextIO, TextIO]
+) -> None:
+    reader, writer = pipe
+    with upstreams_in_thread("a", MODEL) as (upstream,):
+        pool = write_pool(tmp_path / "pool.yaml", {"a": upstream.url}, telemetry={"access_log": 1}, state="none")
+        with gateway_command(pool, tmp_path, "--workers", workers, stderr=writer.fileno()) as command:
+            for number in range(40):
+                headers = {"x-request-id": f"{number}-{'x' * 100}"}
+                assert command.post("/v1/chat/completions", {"model": "no"}, headers=headers).status_code == 404
+                assert command.post("/admin/reload", {}, headers=command.admin).status_code == 200
+            assert command.get("/health").status_code == 200
+            began_s = time.monotonic()
+            assert command.end() == 0
+            assert time.monotonic() - began_s < END_S
+    writer.close()
+    assert len(reader.read()) > PIPE_BYTES - 1000  # it was full
+
+
+def test_lines_that_do_not_fit_are_counted_in_their_place(pipe: tuple[TextIO, TextIO]) -> None:
+    reader, writer = pipe
+    handler = LogHandler(writer)
+    handler.setFormatter(LogFormat("%(message)s"))
+    fitting = MOST_WAITING_BYTES // PIPE_BYTES  # the first one does not fit into the pipe
+    for number in range(fitting + 3):
+        handler.handle(logging.makeLogRecord({"msg": f"{number} {'x' * PIPE_BYTES}"}))
+    logging.getLogger().addHandler(handler)
+    assert AccessLog().write([]) == "standard error is not read"
+    logging.getLogger().removeHandler(handler)
+    read = [reader.readline() for _ in range(fitting + 1)]
+    assert [int(line.split()[0]) for line in read] == [*range(fitting), 3]
+    assert read[-1] == "3 lines of the log were lost here: standard error was not read\n"
+    handler.handle(logging.makeLogRecord({"msg": "later"}))
+    handler.close()
+    writer.close()
+    assert reader.read() == "later\n"
+
+
+def test_lines_that_wait_are_written_at_the_end(pipe: tuple[TextIO, TextIO]) -> None:
+    reader, writer = pipe
+    handler = LogHandler(writer)
+    handler.setFormatter(LogFormat("%(message)s"))
+    for number in range(100):
+        handler.handle(logging.makeLogRecord({"msg": f"{number} {'x' * 200}"}))
+    read = list[str]()
+    reading = threading.Thread(target=lambda: read.extend(reader))
+    reading.start()
+    handler.close()
+    writer.close()
+    reading.join()
+    assert [line.split()[0] for line in read] == [str(number) for number in range(100)]
+
+
+def test_a_standard_output_that_nobody_reads_is_left(
+    pipe: tuple[TextIO, TextIO], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe[1].write("x" * PIPE_BYTES)
+    pipe[1].flush()
+    monkeypatch.setattr("sys.stdout", pipe[1])
+    monkeypatch.setattr("gateway.service.run._PRINT_S", 0.0)
+    _show(["Listening at last"])
+    assert caplog.messages == ["standard output cannot be written: nobody reads it"]
