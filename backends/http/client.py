@@ -29,7 +29,7 @@ _MOST_IN_A_TURN_BYTES: Final = 1 << 16
 """Bytes of an answer parsed before other connections get their turn; a single read may return more."""
 
 
-class Connection:
+class UpstreamConnection:
     """One connection to a backend; carries one call at a time.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
@@ -259,7 +259,7 @@ class Connection:
             return
         call.connection = None
         if kind == "broken" and call.reused and not call.answered:
-            self._client.send_anew(call)
+            self._client.send_on_new_connection(call)
         else:
             call.receiver.on_error(UpstreamError(kind, message))
 
@@ -283,7 +283,7 @@ class Call:
         self.head_only = head_only
         self.once = once  # whether its connection must carry no other call
         self.whole = None if head_only or once else whole
-        self.connection: Connection | None = None
+        self.connection: UpstreamConnection | None = None
         self.reused = False  # whether its connection carried another call before
         self.answered = False  # true from the first byte of the answer
         self.paused = False
@@ -329,7 +329,7 @@ class UpstreamClient:
         self._max_idle = max_idle  # maximum number of idle connections
         self._keep_alive_s = keep_alive_s  # seconds after which an idle connection is closed
         self._tls = trusted() if address.tls else None
-        self._idle: list[Connection] = []  # longest idle first
+        self._idle: list[UpstreamConnection] = []  # longest idle first
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
         self.known = KnownHead()  # of earlier answers
@@ -343,15 +343,15 @@ class UpstreamClient:
                 call.reused = True
                 connection.carry(call)
                 return call
-        self.send_anew(call)
+        self.send_on_new_connection(call)
         return call
 
-    def send_anew(self, call: Call) -> None:
+    def send_on_new_connection(self, call: Call) -> None:
         """Send a call on a new connection, for example after losing the keep-alive race."""
         call.reused = False
         call.connecting = background.start("connections", self._connect(call))
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: UpstreamConnection) -> None:
         """Return a connection to the pool."""
         if self._closing or len(self._idle) >= self._max_idle:
             connection.close()
@@ -361,7 +361,7 @@ class UpstreamClient:
         if self._expiry is None:
             self._expiry = asyncio.get_running_loop().call_later(self._keep_alive_s, self._expire)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """Remove a closed connection from the pool."""
         if connection in self._idle:
             self._idle.remove(connection)
@@ -389,7 +389,7 @@ class UpstreamClient:
             self._idle[0].close()
 
     async def _connect(self, call: Call) -> None:
-        connection = Connection(self)
+        connection = UpstreamConnection(self)
         error = await connect(self.address, cast("asyncio.Protocol", connection), self._connect_timeout_s, self._tls)
         call.connecting = None
         if error is None:

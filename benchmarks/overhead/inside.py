@@ -20,7 +20,7 @@ from typing import Any, cast
 import uvloop
 
 from backends.health import Health, State
-from backends.http.client import Connection, UpstreamClient
+from backends.http.client import UpstreamClient, UpstreamConnection
 from benchmarks.load import chat_body
 from benchmarks.systems import environment
 from gateway.config.load import load_pool
@@ -75,7 +75,7 @@ class NullTransport(asyncio.Transport):
 class BackendTransport(NullTransport):
     """A transport to a backend, which records the connection that carries a request."""
 
-    def __init__(self, connection: Connection, carried: deque[Connection]) -> None:
+    def __init__(self, connection: UpstreamConnection, carried: deque[UpstreamConnection]) -> None:
         super().__init__()
         self._connection = connection
         self._carried = carried
@@ -96,14 +96,14 @@ class Inside:
     def __init__(self, settings: PoolSettings, idle: int) -> None:
         self.gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
         self.writes = self.gateway.relay.writes
-        self.carried: deque[Connection] = deque()
+        self.carried: deque[UpstreamConnection] = deque()
         self._server = HttpServer(HttpFrontend(self.gateway, _no_app, set()), ServerLimits(), writes=self.writes)
         for model in self.gateway.models.values():
             for upstream in model.upstreams.values():
                 upstream.backend.health = Health(State.UP)
                 client = cast("UpstreamClient", upstream.client)
                 for _ in range(idle):
-                    connection = Connection(client)
+                    connection = UpstreamConnection(client)
                     connection.connection_made(BackendTransport(connection, self.carried))
                     client.keep(connection)
 

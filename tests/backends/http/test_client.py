@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from backends.http.address import Address
-from backends.http.client import Call, Connection, UpstreamClient
+from backends.http.client import Call, UpstreamClient, UpstreamConnection
 from backends.http.receiver import AnswerHead, HeaderList, UpstreamError, WholeReceiver
 from backends.http.wire import pattern_of, request_head
 from tests.support.waiting import eventually, stays
@@ -286,9 +286,9 @@ class Paused(asyncio.Transport):
         self.is_aborted = True
 
 
-def carried(recorder: Recorder) -> tuple[Connection, Paused, Call]:
+def carried(recorder: Recorder) -> tuple[UpstreamConnection, Paused, Call]:
     client, transport = UpstreamClient(Address.parse("http://127.0.0.1:1")), Paused()
-    connection = Connection(client)
+    connection = UpstreamConnection(client)
     connection.connection_made(transport)
     client.keep(connection)
     return connection, transport, client.send(Call(REQUEST, b"", recorder))

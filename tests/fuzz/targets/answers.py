@@ -9,7 +9,7 @@ from __future__ import annotations
 import h11
 
 from backends.http.address import Address
-from backends.http.client import Call, Connection, UpstreamClient
+from backends.http.client import Call, UpstreamClient, UpstreamConnection
 from backends.http.receiver import AnswerHead, HeaderList, UpstreamError, WholeReceiver
 from tests.fuzz.wire import MemoryTransport, cut, run
 
@@ -73,7 +73,7 @@ def fuzz_one(data: bytes) -> None:
 
 async def calls(pieces: list[bytes], *, head_only: bool, takes_whole: bool, calls: int) -> list[Outcome]:
     client = UpstreamClient(_NOWHERE)
-    connection = Connection(client)
+    connection = UpstreamConnection(client)
     transport = MemoryTransport(connection)
     client.keep(connection)
     left = list(pieces)
