@@ -393,8 +393,8 @@ def crossings(cell: Cell, runs: Sequence[Run], true: float) -> str:
 
 
 COLUMNS: Final = (
-    *("pair", "traffic", "runs", "truth", "wrong", "right", "alike", "minutes", "held at all looks"),
-    *("lost", "cost held", "crossing"),
+    *("pair", "traffic", "runs", "truth", "wrong", "right", "alike", "minutes", "covered at all looks"),
+    *("lost", "cost covered", "crossing"),
 )
 NEAR: Final = 0.15
 SAME: Final = 1e-4
