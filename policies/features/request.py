@@ -386,7 +386,7 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
     for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in vLLM's order of precedence
         if (limit := count(body.get(key))) is not None:
             return limit
-    return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS and "max_tokens" not in body else None
+    return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS else None
 
 
 def _declared(workload: str) -> str:

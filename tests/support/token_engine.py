@@ -55,8 +55,8 @@ class TokenEngine:
         prompt_ids = list(PROMPT_IDS) if before <= 0 else body["prompt"]
         before = max(0, before)
         assert list(self.script[:before]) == prompt_ids[len(PROMPT_IDS) :]
-        limit = body.get("max_tokens")
-        ids = list(self.script[before:])[:limit] if limit is not None else list(self.script[before:])
+        limit = body.get("max_tokens") or (None if chat else 16)
+        ids = list(self.script[before:])[:limit]
         is_limited = len(ids) < len(self.script) - before
         stop = body.get("stop") or []
         stops = [stop] if isinstance(stop, str) else stop

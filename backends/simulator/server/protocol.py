@@ -106,7 +106,7 @@ class CompletionBody(TextBody):
     """`POST /v1/completions`."""
 
     prompt: str | list[int] | list[str] | list[list[int]] = Field(min_length=1)
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: Annotated[int, BeforeValidator(lambda given: 16 if given is None else given)] = Field(16, ge=1)
 
 
 class TokenizeBody(Body):

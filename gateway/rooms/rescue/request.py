@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_body import insert_field
-from policies.features.request import Endpoint
+from policies.features.request import COMPLETIONS_MAX_TOKENS, Endpoint
 
 COMPLETIONS_TARGET: Final = b"/v1/completions"
 
@@ -42,7 +42,6 @@ _NEUTRAL: Final[Mapping[str, object]] = {
 """Parameters that allow rescue with this value, or an empty one; for others, 0 may have a meaning."""
 
 _KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS
-_DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
 MAX_BODY_BYTES: Final = 1 << 19
@@ -71,13 +70,18 @@ class RescuableRequest:
         """Return how many tokens the answer may still have; None for the rest of the context."""
         return None if self.max_tokens is None else self.max_tokens - generated
 
-    def continuation(self, prompt_ids: list[int], ids: list[int]) -> bytes:
-        """Return the body of the request for the rest of the answer: a completion of all tokens so far."""
+    def continuation(self, prompt_ids: list[int], ids: list[int], context_tokens: int) -> bytes:
+        """Return the body of the request for the rest of the answer: a completion of all tokens so far.
+
+        A chat without a limit names the rest of the context, since a completion without one ends after 16 tokens.
+        """
+        rest = max(1, context_tokens - len(prompt_ids) - len(ids))
+        remaining = self.remaining_tokens(len(ids))
         sent = orjson.loads(self._body)  # with the priority that the gateway has set
         document = {
             **{name: value for name, value in sent.items() if name in _COPIED},
             "prompt": prompt_ids + ids,
-            "max_tokens": self.remaining_tokens(len(ids)),
+            "max_tokens": rest if remaining is None else remaining,
             "return_token_ids": True,
         }
         if self._min_tokens > len(ids):
@@ -145,7 +149,7 @@ def _has_prompt(prompt: object) -> bool:
 def _max_tokens(endpoint: Endpoint, document: Mapping[str, Any]) -> int | None:
     """Return the limit on tokens, as vLLM reads it."""
     if endpoint is Endpoint.COMPLETIONS:
-        limit: int | None = document.get("max_tokens", _DEFAULT_COMPLETION_TOKENS)
-        return limit
+        asked: int | None = document.get("max_tokens")
+        return COMPLETIONS_MAX_TOKENS if asked is None else asked
     limit = document.get("max_completion_tokens")
     return document.get("max_tokens") if limit is None else limit

@@ -9,6 +9,7 @@ import orjson
 
 from backends.backend import Backend
 from backends.http.receiver import HeaderList, Receiver, UpstreamError
+from backends.reported import MOST_CONTEXT_TOKENS
 from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.http.headers import media_type
@@ -189,7 +190,9 @@ class Rescue(Receiver):
         if remaining is not None and remaining <= 0:
             _end_with(self._now(), continued.close("length"))
             return
-        self._now().ask(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()), self)
+        context = self._now().upstream.backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS
+        prompt_ids, ids = passed.prompt_ids.tolist(), passed.ids.tolist()
+        self._now().ask(COMPLETIONS_TARGET, request.continuation(prompt_ids, ids, context), self)
 
     def _give_up(self) -> None:
         """End the stream with the error of the failed backend, since no exact continuation is possible."""

@@ -198,7 +198,7 @@ def test_prompts_of_token_ids_are_counted_exactly() -> None:
 
 def test_a_completion_without_a_limit_has_sixteen_tokens() -> None:
     assert described({"prompt": "x"}, Endpoint.COMPLETIONS).max_tokens == 16
-    assert described({"prompt": "x", "max_tokens": None}, Endpoint.COMPLETIONS).max_tokens is None
+    assert described({"prompt": "x", "max_tokens": None}, Endpoint.COMPLETIONS).max_tokens == 16
 
 
 def test_overlap_and_code_share_distinguish_kinds_of_prompts() -> None:

@@ -57,7 +57,7 @@ def cut_and_continued(
         continued = ContinuedStream(request, passed)
         is_again_chat = endpoint is CHAT and not passed.ids
         sent = json.loads(
-            request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()) if passed.ids else request.body
+            request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist(), 2048) if passed.ids else request.body
         )
         engine = TokenEngine(script, step + 1, f"b{number}")
         for event in list(engine.events(sent, chat=is_again_chat))[:cut]:
@@ -201,13 +201,13 @@ def test_the_continuation_has_the_parameters_of_the_request_and_smaller_limits()
     assert json.loads(request.body) == body | fields | {"return_token_ids": True}
     sampling = {"temperature": 0, "user": "u", "top_k": 5, "max_tokens": 8, "min_tokens": 3}
     rest = {"model": "m", "stream": True, "prompt": [1, 2, 3], "return_token_ids": True}
-    assert json.loads(request.continuation([1, 2], [3])) == rest | sampling
+    assert json.loads(request.continuation([1, 2], [3], 64)) == rest | sampling
 
 
 def test_the_continuation_has_the_priority_that_the_gateway_has_given_the_request() -> None:
     body = {"model": "m", "stream": True, "prompt": "hi", "priority": -99}
     request = rescuable(Endpoint.COMPLETIONS, json.dumps(body | {"priority": 0}).encode(), body)
-    assert json.loads(request.continuation([1], [2]))["priority"] == 0
+    assert json.loads(request.continuation([1], [2], 64))["priority"] == 0
 
 
 def test_parameters_that_are_off_exclude_nothing() -> None:
@@ -216,9 +216,9 @@ def test_parameters_that_are_off_exclude_nothing() -> None:
 
 def test_a_chat_without_a_limit_has_the_rest_of_the_context_and_a_completion_16_tokens() -> None:
     _, chat = request_of(CHAT)
-    assert json.loads(chat.continuation([1], [2]))["max_tokens"] is None
-    completion = rescuable(Endpoint.COMPLETIONS, b'{"prompt": [1], "stream": true}', {"prompt": [1], "stream": True})
-    assert json.loads(completion.continuation([1], [2]))["max_tokens"] == 15
+    assert json.loads(chat.continuation([1], [2], 64))["max_tokens"] == 62
+    _, completion = request_of(Endpoint.COMPLETIONS)
+    assert json.loads(completion.continuation([1], [2], 64))["max_tokens"] == 15
 
 
 @pytest.mark.parametrize(("reads", "is_exact"), [(3, True), (40, False)])
