@@ -81,12 +81,19 @@ def init(
 
 def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -> tuple[str, str]:
     """Return a pool file of the engines that some sources name, and a summary of it."""
+    from pydantic import SecretStr
+
     from backends.backend import Backend
     from backends.speculation import Method
     from gateway.cli.engines import ask, table, wait_for
     from gateway.config.pool_text import Variable, check_text, pool_text
+    from gateway.config.settings.base import checked_secret
     from gateway.config.short_forms import name_of
 
+    try:
+        checked_secret(SecretStr(api_key or ""))
+    except ValueError as error:
+        raise UsageError(f"--api-key or VLLM_API_KEY {error}: give the key alone") from None
     named = _named(sources)
     keys = {url: api_key for url, place in named.places.items() if not place or (api_key and _is_private(url))}
     asked = [Backend(name_of(url), "", Method.BASELINE, url, api_key=keys.get(url)) for url in named.places]

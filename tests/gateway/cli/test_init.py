@@ -88,6 +88,16 @@ def test_it_says_why_a_file_is_of_no_use(tmp_path: Path, text: str | None, messa
     assert message in result.stderr
 
 
+@pytest.mark.parametrize("key", ["geheim-schlüssel", "sk-secret\nx"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(tmp_path: Path, key: str) -> None:
+    arguments = ["init", "http://127.0.0.1:9", "--config", str(tmp_path / "pool.yaml")]
+    result = CliRunner().invoke(app, arguments, env={"VLLM_API_KEY": key})
+    assert result.exit_code == 2
+    assert "VLLM_API_KEY has a line break, a space at an end or a character beyond ASCII" in result.stderr
+    assert "schl" not in result.output
+    assert "sk-secret" not in result.output
+
+
 def test_the_key_of_the_engines_goes_to_no_public_address_of_a_file() -> None:
     for url, is_private in (("127.0.0.1", True), ("10.0.0.1", True), ("[::1]", True), ("8.8.8.8", False)):
         assert _is_private(f"http://{url}:8000") is is_private
