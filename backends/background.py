@@ -1,12 +1,13 @@
 """Background work: every task starts here, so that none fails silently.
 
-Failures are logged with a traceback, once a minute for each piece of work, and counted. Continuous work restarts
-after a pause.
+Failures are logged, once a minute for each piece of work, and counted; with a traceback, unless a disk is at fault.
+Continuous work restarts after a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import os
@@ -54,6 +55,9 @@ _LAST_S = 1.0
 _tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
 _SAID_AGAIN_S = 60.0
 _MOST_SAID = 1000
+_SELDOM: Final = "(logged once a minute; gateway_background_failures_total counts failures)"
+_OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Error numbers of a disk that is full or read-only, which is no defect: no traceback."""
 
 
 class Seldom:
@@ -155,8 +159,12 @@ def guarded(work: str, *, of: str = "") -> Iterator[None]:
 def note(work: str, error: BaseException, *, of: str = "", then: str = "") -> None:
     """Log and count a failure; safe in any thread."""
     if _logged.may_say((work, of)):
-        text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"
-        log.error(text, work, f" of {of}" if of else "", then, exc_info=error)
+        what, rest = f"{work} of {of}" if of else work, f"{then} {_SELDOM}"
+        if isinstance(error, OSError) and error.errno in _OF_DISKS:
+            text = "%s cannot write to %s: %s; free space there, or make it writable%s"
+            log.warning(text, what, error.filename or "its disk", error.strerror, rest)
+        else:
+            log.error("%s failed%s", what, rest, exc_info=error)
     for count in on_failure:
         try:
             count(work)

@@ -290,7 +290,7 @@ async def _bound(log: Path) -> None:
 
 
 def _rotate(log: Path) -> None:
-    if log.stat().st_size > LOG_BYTES:
+    if log.exists() and log.stat().st_size > LOG_BYTES:  # somebody may have removed it
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)  # the engine appends, so it continues at the new end
 

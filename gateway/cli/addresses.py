@@ -53,6 +53,8 @@ _SETTING: Final = re.compile(
     re.IGNORECASE,
 )
 """Keys, limits and weights, which are not copied."""
+_NAME: Final = re.compile(r"""\bmodel_name["']?\s*[=:]\s*["']?([\w./:-]+)""")
+"""What clients call a model."""
 _OFF: Final = re.compile(r"""["']?\s*[=:\s]\s*["']?(?:false|off|no|none|null|0|""|'')\b""", re.IGNORECASE)
 _OF_ENGINES: Final = frozenset(
     ("chunked", "chunk", "partial", "long", "max", "min", "num", "attention", "tokens", "size", "delayer", "backend")
@@ -79,6 +81,7 @@ class Addresses:
     places: dict[str, str] = field(default_factory=dict)  # file and line of each URL, in order
     unset: dict[str, str] = field(default_factory=dict)  # variables without a value, by the place of their address
     settings: dict[str, str] = field(default_factory=dict)  # places of keys, limits and weights, by name
+    names: dict[str, str] = field(default_factory=dict)  # places of what clients call models
 
     def search(self, text: str, name: str) -> None:
         """Add the addresses in a text; raise `UsageError` if it describes replicas that only prefill."""
@@ -91,6 +94,8 @@ class Addresses:
                 raise UsageError(f"{place}: {word} tells prefill and decode apart; each replica has to do both here")
             for key in filter(_SETTING.search, _KEY.findall(line)):
                 self.settings.setdefault(key.lstrip("-"), place)
+            for called in _NAME.findall(line):
+                self.names.setdefault(called, place)
             forms = [*_forms(line, values)]
             for variable, words in (match.groups() for form in forms for match in _LOOP.finditer(form)):
                 values[variable] = _NUMBERS.sub(_counted, words).split()

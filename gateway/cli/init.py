@@ -81,12 +81,19 @@ def init(
 
 def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -> tuple[str, str]:
     """Return a pool file of the engines that some sources name, and a summary of it."""
+    from pydantic import SecretStr
+
     from backends.backend import Backend
     from backends.speculation import Method
     from gateway.cli.engines import ask, table, wait_for
     from gateway.config.pool_text import Variable, check_text, pool_text
+    from gateway.config.settings.base import checked_secret
     from gateway.config.short_forms import name_of
 
+    try:
+        checked_secret(SecretStr(api_key or ""))
+    except ValueError as error:
+        raise UsageError(f"--api-key or VLLM_API_KEY {error}: give the key alone") from None
     named = _named(sources)
     keys = {url: api_key for url, place in named.places.items() if not place or (api_key and _is_private(url))}
     asked = [Backend(name_of(url), "", Method.BASELINE, url, api_key=keys.get(url)) for url in named.places]
@@ -108,9 +115,12 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
         where = named.places[each.backend.url]
         notes.append((place, f"Left out{where and f' ({where})'}: {each.result.problem}. If this is an engine:"))
         notes.append((place, f"  {each.backend.name}: {{url: {each.backend.url}}}"))
-    if named.settings:
-        kept = ", ".join(f"{name} ({where})" for name, where in named.settings.items())
-        notes.append(((), f"Not taken over: {kept}. Keys, limits, weights and timeouts: docs/configuration.md."))
+    taken = {*models, *(alias for model in models.values() for alias in model.get("aliases", ()))}
+    others = {f"model_name {name}": where for name, where in named.names.items() if name not in taken} | named.settings
+    if others:
+        kept = ", ".join(f"{name} ({where})" for name, where in others.items())
+        advice = "Clients' names of a model are its aliases; keys, limits, weights and timeouts: docs/configuration.md."
+        notes.append(((), f"Not taken over: {kept}. {advice}"))
     choice = [*_choice(models, heard)]
     notes += [(("models",), line) for line in choice]
     keyed = {"keys": [{"name": "engines", "key": key}]} if key else {}
@@ -119,8 +129,8 @@ def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -
     check_text(text)
     if silent:
         say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
-    if named.settings:
-        say(f"Not taken over, and named in a comment: {', '.join(named.settings)}", err=True)
+    if others:
+        say(f"Not taken over, and named in a comment: {', '.join(others)}", err=True)
     for line in choice:
         say(line, err=True)
     if key:

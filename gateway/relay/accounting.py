@@ -166,7 +166,8 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
     if outcome is None:
         if usage is not None:
             bound.e2e.observe(ended.ended_s - ended.arrived_s)
-            metrics.count_context(upstream.backend, bound, ended.tokens)
+            if not ended.routed.has_choices and ended.routed.items <= 1:
+                metrics.count_context(upstream.backend, bound, ended.tokens)
     elif outcome.request.endpoint is not _OTHER:
         _count_outcome(outcome, usage, upstream, relay, ended.waited_s)
 

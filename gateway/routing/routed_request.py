@@ -46,7 +46,7 @@ class RoutedRequest:
         self.priority: object = None if document is None else document.get("priority")
         # The `stream_options` that ask an engine for usage; None not to ask.
         self.usage_options = usage_options
-        self.has_choices = has_choices  # whether it is for a stream of several choices
+        self.has_choices = has_choices  # whether it is for several choices
         self.items = items  # inputs of a request for embeddings; 0 for others
         self.baseline_only = baseline_only  # the parameters that only a baseline backend supports
         self._price: Price | None = None

@@ -127,7 +127,7 @@ class Router:
             response_id = response_of(path, document)
         elif endpoint is _EMBEDDINGS:
             items = _texts(document.get("input"))
-        elif document.get("stream") is True and (endpoint is _CHAT or endpoint is _COMPLETIONS):
+        elif endpoint is _CHAT or endpoint is _COMPLETIONS:
             has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
             if model.ask_usage:
                 usage_options = options_to_ask(document)

@@ -35,7 +35,7 @@ from gateway.service.banner import pool_lines, start_lines, try_line
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, raise_open_file_limit
-from gateway.service.stores import PEERS, write_launched
+from gateway.service.stores import write_launched
 from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
@@ -226,7 +226,6 @@ class _Serving:
 
     async def _serve_with_workers(self) -> int:
         background.on_failure.append(self._series.count_failure)
-        (self._run_dir / PEERS).mkdir()
         current = Configuration(0, self._settings, self._replicas.backends, self._admin_digest)
         places = [opened if is_listening(opened) else opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(

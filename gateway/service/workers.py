@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
+from gateway.service.stores import PEERS
 from gateway.service.worker import ALIVE_S, Alive, Assignment, Configuration, Link, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
@@ -121,8 +124,9 @@ class Workers:
         return number not in self._unable if said is None else said.number < self._current.number
 
     async def _check(self) -> None:
-        """Kill silent workers, so that they are replaced."""
+        """Kill silent workers, so that they are replaced; make their folders again."""
         while True:
+            self._make_folders()
             before_s = time.monotonic()
             await asyncio.sleep(ALIVE_S)
             now_s = time.monotonic()
@@ -133,6 +137,15 @@ class Workers:
                 elif now_s - worker.heard_s > _SILENT_S:
                     logger.error("worker %d has been silent for %.0f s and is killed", number, now_s - worker.heard_s)
                     worker.process.kill()
+
+    def _make_folders(self) -> None:
+        """Make the folders of the workers, again if somebody has emptied the folder for temporary files."""
+        folder = self._assignment.run_dir
+        if not folder.exists():
+            text = "%s was removed, and is made again; /metrics lacks what the workers counted there until a restart"
+            logger.warning(text, folder)
+        for each in (folder, Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), folder / PEERS):
+            each.mkdir(mode=0o700, exist_ok=True)
 
     async def _supervise(self, number: int) -> None:
         """Run one worker, and replace it when it exits."""
@@ -153,6 +166,7 @@ class Workers:
         """Run one worker until it exits; return its exit status."""
         from prometheus_client.multiprocess import mark_process_dead
 
+        self._make_folders()
         context = multiprocessing.get_context("spawn")
         ours, theirs = socket.socketpair()
         with theirs:

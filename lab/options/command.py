@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature
@@ -23,7 +25,12 @@ def command(run: Callable[[Options], int | None]) -> Callable[..., None]:
 
     def main(**given: Any) -> None:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        raise typer.Exit(run(options(**{field.name: _value(field, values[field.name]) for field in own})) or 0)
+        # An exception removes the temporary files, which hold the trace.
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        try:
+            raise typer.Exit(run(options(**{field.name: _value(field, values[field.name]) for field in own})) or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     main.__doc__ = run.__doc__
     main.__signature__ = Signature(  # type: ignore[attr-defined]

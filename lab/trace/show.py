@@ -44,7 +44,9 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
             moment = datetime.fromtimestamp(summary["first_at"], UTC)
             begun = f"from {moment.isoformat(sep=' ', timespec='seconds')}, "
         rate = "" if summary["rate_per_s"] is None else f", {summary['rate_per_s']:.3g} requests/s"
-        yield f"{begun}{summary['duration_s']:.1f} s{rate}"
+        without = summary["requests"] - summary["timed"]
+        of_rest = f", without {without} requests that have no time" if without else ""
+        yield f"{begun}{summary['duration_s']:.1f} s{rate}{of_rest}"
     if summary["distinct"]["session"]:
         yield f"{summary['distinct']['session']} sessions"
     if summary["prefix_reuse"] is not None:

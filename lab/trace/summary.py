@@ -137,10 +137,9 @@ def _summary(connection: duckdb.DuckDBPyConnection, broken_lines: int) -> dict[s
         for name in GROUPS
         if distinct[name]
     }
-    timed = times.pop("timed")
     return times | {
         "broken_lines": broken_lines,
-        "rate_per_s": (timed - 1) / times["duration_s"] if times["duration_s"] else None,
+        "rate_per_s": (times["timed"] - 1) / times["duration_s"] if times["duration_s"] else None,
         "prefix_blocks": blocks["total"],
         "prefix_reuse": max(0.0, 1.0 - blocks["different"] / blocks["total"]) if blocks["total"] else None,
         "exact": exact,

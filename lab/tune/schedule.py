@@ -61,7 +61,8 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
         f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
     }
     if ranges:
-        found["k by batch size"] = replace(spec, config=with_ranges(config, ranges))
+        name = "k by batch size" if len(ranges) > 1 else f"k {ranges[0][2]} at every batch size"
+        found[name] = replace(spec, config=with_ranges(config, ranges))
     return found
 
 

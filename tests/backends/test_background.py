@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,16 @@ async def test_work_that_raises_is_logged_counted_and_begun_again(
     await asyncio.wait({task})
     assert task.cancelled()
     assert len(counted) == 2, "that it was cancelled is no failure"
+
+
+def test_a_disk_that_takes_no_writes_is_a_line_without_a_traceback(
+    counted: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    background.note("batches", OSError(errno.EROFS, "Read-only file system", "/b/lock"), of="open/1")
+    (record,) = caplog.records
+    said = "batches of open/1 cannot write to /b/lock: Read-only file system; free space there, or make it writable"
+    assert record.getMessage().startswith(said)
+    assert (record.levelname, record.exc_info, counted) == ("WARNING", None, ["batches"])
 
 
 async def test_work_outlives_that_something_it_waits_for_is_cancelled(counted: list[str]) -> None:

@@ -155,6 +155,19 @@ def test_it_is_not_well_where_a_class_is_late(watched: Watched, served: Served) 
     expect(page.locator("#latency-table")).to_contain_text("12 requests")
 
 
+def test_it_is_not_well_where_other_models_are_down(watched: Watched, served: Served) -> None:
+    snapshot = served.gateway.get("/admin/dashboard/snapshot", headers=served.gateway.admin).json()
+    model, other = snapshot["models"]
+    model["backends"] = [backend | {"up": True, "state": "up", "outlier": None} for backend in model["backends"]]
+    down = other | {"backends": [backend | {"up": False, "state": "down"} for backend in other["backends"]]}
+    snapshot["models"] = [model, *(down | {"name": f"m{number}"} for number in range(5))]
+    page = watched.page
+    page.route("**/admin/dashboard/snapshot", lambda route: route.fulfill(json=snapshot))
+    page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
+    expect(page.locator("#well-verdict")).to_have_text("This model is, but 5 others have no replica that is up.")
+    expect(page.locator("#well-list")).to_contain_text("No replica is up of m0, m1, m2, and 2 others.")
+
+
 def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> None:
     evil = "<img src=x onerror=document.title='x'>"
 

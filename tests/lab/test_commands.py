@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lab.parallel import all_cores
 from tests.lab.invoked import refused, run
-from tests.support.paths import CONFIG, DATA
+from tests.support.paths import CONFIG, DATA, ROOT
+from tests.support.waiting import TIMEOUT_S, eventually_blocking
 
 POOL = CONFIG / "pool.yaml"
 COMMANDS = {
@@ -79,3 +82,14 @@ def test_broken_lines_are_reported_and_skipped(trace: Path, command: str) -> Non
 def test_ctrl_c_is_left_to_the_process_that_has_started_the_others() -> None:
     with all_cores(signal.getsignal, jobs=2) as run_all:
         assert run_all([signal.SIGINT]) == [signal.SIG_IGN]
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_no_part_of_the_trace(trace: Path, tmp_path: Path) -> None:
+    arguments = map(str, ("plan", trace, *COMMANDS["plan"]))
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-m", "gateway", *arguments], env=environment) as process:
+        eventually_blocking(lambda: any(tmp_path.glob("gateway-trace-*")))
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert not [*tmp_path.glob("gateway-trace-*")]

@@ -20,7 +20,8 @@ def none_if_empty(secret: Any) -> Any:
     return None if secret == "" or (isinstance(secret, SecretStr) and not secret.get_secret_value()) else secret
 
 
-def _checked_secret(secret: SecretStr) -> SecretStr:
+def checked_secret(secret: SecretStr) -> SecretStr:
+    """Return a secret that a header can carry; raise `ValueError` for others, without the secret."""
     text = secret.get_secret_value()
     if not (text.isascii() and text.isprintable() and text == text.strip()):
         raise ValueError("has a line break, a space at an end or a character beyond ASCII, which no header carries")
@@ -33,7 +34,7 @@ def _as_text(value: Any) -> Any:
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-HeaderSecret = Annotated[SecretStr, AfterValidator(_checked_secret)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(checked_secret)]
 Secret = Annotated[HeaderSecret | None, BeforeValidator(none_if_empty)]
 Seconds = Annotated[float, Field(gt=0)]
 Milliseconds = Annotated[float, Field(gt=0)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from backends.launch.ports import free_port
-from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, LaunchState, SupervisedEngine
+from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, LaunchState, SupervisedEngine, _rotate
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually, eventually_blocking
 
@@ -156,6 +156,8 @@ async def test_the_log_of_an_engine_that_prints_without_end_is_bounded(
         await eventually(lambda: before.stat().st_mtime_ns != moved, what="it is begun anew again")
         await eventually(lambda: spec.log_path.read_bytes().startswith(b"line "), what="the engine goes on at the end")
         assert only(launcher).restarts == 0
+        spec.log_path.unlink()
+        _rotate(spec.log_path)  # does not raise
 
 
 @pytest.mark.slow

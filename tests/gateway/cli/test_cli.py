@@ -188,7 +188,9 @@ def test_the_key_of_the_environment_takes_the_place_of_no_other(
 
 
 def test_ctrl_c_while_modules_are_imported_ends_it_quietly(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
+    # Where the tests run with SIGINT ignored, as after `nohup`, the child would inherit that.
+    handled = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    (tmp_path / "typer.py").write_text(f"{handled}print('importing', flush=True)\nsignal.pause()\n")
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(
         [sys.executable, "-m", "gateway"],

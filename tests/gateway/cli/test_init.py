@@ -41,7 +41,7 @@ def test_it_writes_no_file_twice_and_says_why_it_cannot_write(tmp_path: Path, na
 KEPT = """
 model_list:
   - {{model_name: m, litellm_params: {{model: m, api_base: "{a}/v1", api_key: sk-secret, rpm: 5}}}}
-  - {{model_name: m, litellm_params: {{model: m, api_base: "{b}"}}}}
+  - {{model_name: gpt-4o, litellm_params: {{model: m, api_base: "{b}"}}}}
   - {{model_name: m, litellm_params: {{model: m, api_base: "http://127.0.0.1:9"}}}}
 """
 
@@ -55,7 +55,8 @@ def test_it_takes_the_engines_that_a_file_names(tmp_path: Path) -> None:
         assert "127.0.0.1:9 (theirs, line 5): refuses connections" in result.stdout
         assert {each.url for each in load_pool(pool).models["m"].backends.values()} == {a.url, b.url}
         text = " ".join(line.strip("# ") for line in pool.read_text().splitlines())
-        assert "Not taken over: api_key (theirs, line 3), rpm (theirs, line 3)." in text
+        kept = "model_name gpt-4o (theirs, line 4), api_key (theirs, line 3), rpm (theirs, line 3)"
+        assert f"Not taken over: {kept}." in text
         assert "Left out (theirs, line 5): refuses connections" in text
         assert "sk-secret" not in text + result.output
         pool.unlink()
@@ -86,6 +87,16 @@ def test_it_says_why_a_file_is_of_no_use(tmp_path: Path, text: str | None, messa
     result = CliRunner().invoke(app, ["init", str(theirs), "--config", str(tmp_path / "pool.yaml")])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("key", ["geheim-schlüssel", "sk-secret\nx"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(tmp_path: Path, key: str) -> None:
+    arguments = ["init", "http://127.0.0.1:9", "--config", str(tmp_path / "pool.yaml")]
+    result = CliRunner().invoke(app, arguments, env={"VLLM_API_KEY": key})
+    assert result.exit_code == 2
+    assert "VLLM_API_KEY has a line break, a space at an end or a character beyond ASCII" in result.stderr
+    assert "schl" not in result.output
+    assert "sk-secret" not in result.output
 
 
 def test_the_key_of_the_engines_goes_to_no_public_address_of_a_file() -> None:

@@ -231,3 +231,18 @@ async def test_forms_and_pairs_are_as_long_as_they_are() -> None:
             assert (found, short.status_code) == (["plain", "plain"], 200)
         (seen,) = running.gateway.models[MODEL].parts._of[""].values()
         assert seen.mean == 3000, "60 seconds"
+
+
+async def usage_alone(wire: Wire) -> None:
+    """Report tokens, and neither times nor acceptance."""
+    await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": 30, "completion_tokens": 30}})
+
+
+async def test_requests_for_several_answers_have_no_context() -> None:
+    """Also with a policy that does not learn, which then needs no features."""
+    async with start_gateway(METHODS, {"name": "round_robin"}, behaviour=usage_alone) as running:
+        for prompt in ("one", ["one", "two"]):
+            body = {"model": MODEL, "prompt": prompt}
+            (await running.client.post("/v1/completions", json=body)).raise_for_status()
+        assert await running.counted("gateway_e2e_seconds_count") == 2
+        assert await running.counted("gateway_context_tokens_count") == 1

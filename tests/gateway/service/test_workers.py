@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import time
@@ -129,8 +130,6 @@ def states(command: Command) -> set[str]:
 @contextlib.asynccontextmanager
 async def two_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Workers, asyncio.Event]]:
     """The parent of two workers, and whether both have started."""
-    for name in ("metrics", "peers"):
-        (folder / name).mkdir()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder / "metrics"))
     monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
@@ -148,6 +147,19 @@ async def two_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             parent.stop()
             await running
     assert parent._workers == {}
+
+
+@pytest.mark.slow
+async def test_workers_outlive_the_removal_of_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_workers(tmp_path / "run", monkeypatch) as (parent, started):
+        await started.wait()
+        shutil.rmtree(tmp_path / "run")
+        await eventually(lambda: len([*(tmp_path / "run/peers").glob("*")]) == 2, what="both report again")
+        before = parent._workers[0].process.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        await eventually(lambda: 0 in parent._workers and parent._workers[0].process.pid != before)
+        await eventually(lambda: parent._workers[0].said is not None, what="a worker starts again")
 
 
 async def unwanted(**_: object) -> list[str]:

@@ -77,13 +77,12 @@ def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     printed, _ = run("show", trace, "--json", figures)
     assert "200 requests" in printed
-    assert "from 2023-11-14 22:13:20+00:00, 199.0 s, 1 requests/s" in printed
+    assert "from 2023-11-14 22:13:20+00:00, 199.0 s, 1 requests/s\n" in printed
     assert "10 sessions" in printed
     assert re.search(r"prompt tokens +200 +99.5 +99.5 +179.1 +197 +199", printed)
     assert re.search(r"error +requests +share", printed)
-    with trace.open("a", encoding="utf-8") as file:
-        file.write('{"prompt_tokens": 3}\n' * 400)
-    assert "199.0 s, 1 requests/s" in run("show", trace)[0], "of those with a time"
+    write_trace(trace, [*own(), *[TraceRecord(prompt_tokens=3)] * 400])
+    assert "199.0 s, 1 requests/s, without 400 requests that have no time\n" in run("show", trace)[0]
     assert re.search(r"x y@z +10 +5.0%", printed)
     assert re.search(r"eagle3 +200 +2.50", printed)
     document = orjson.loads(figures.read_bytes())

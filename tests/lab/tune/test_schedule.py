@@ -11,6 +11,7 @@ import yaml
 
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
+from lab.tune import schedule
 from tests.lab.invoked import figures, refused
 from tests.lab.pool import pool_of
 
@@ -48,6 +49,18 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
     written = yaml.safe_load(out.read_text())["backends"]["head"]
     assert written["method"] == "eagle3"
     assert written["speculative_config"]["num_speculative_tokens"] == 3
+
+
+@pytest.mark.slow
+def test_one_k_that_is_best_at_every_batch_size_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "best_schedule", lambda *_: [(1, 256, 1)])
+    trace, pool, out = tmp_path / "trace.jsonl", tmp_path / "pool.yaml", tmp_path / "k.yaml"
+    write_trace(trace, [TraceRecord(arrived_at=n / 10, prompt_tokens=400, output_tokens=60) for n in range(40)])
+    pool.write_text(POOL)
+    _, document = figures("tune", tmp_path, trace, "--config", pool, "--out", out, "--schedule")
+    assert "k 1 at every batch size at 1" in document["replicas"]["head"]
 
 
 def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:

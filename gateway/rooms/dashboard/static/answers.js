@@ -24,8 +24,8 @@ const REASONS = {
 };
 
 /** Shows the answers; `advised` is what `admin/advice` says of the model, undefined where it was not told. */
-export function showAnswers(model, advised, process) {
-  showWell(model, process);
+export function showAnswers(model, models, advised, process) {
+  showWell(model, models.filter((each) => each !== model && !each.backends.some((backend) => backend.up)), process);
   showGain(model, advised);
   showTakes(model);
   showChange(advised);
@@ -54,7 +54,8 @@ export function trouble(backend) {
   return state === "up" ? why : why ? `${state}: ${why}` : state;
 }
 
-function showWell(model, process) {
+/** Shows whether a model is well; `down` are the other models without a replica that is up. */
+function showWell(model, down, process) {
   const { backends } = model;
   const up = backends.filter((backend) => backend.up).length;
   const wrong = backends.filter(trouble);
@@ -67,10 +68,12 @@ function showWell(model, process) {
   else if (model.load > 1) answer("well", `All ${backends.length} replicas are up, but they are too few for the traffic.`, "warn");
   else if (late.length > 0) answer("well", `All ${backends.length} replicas are up, but too many requests are late${late[0].name && `: ${short(late[0].name)}`}.`, "warn");
   else if (model.gain?.frozen) answer("well", `All ${backends.length} replicas are up, but ${model.policy} is frozen: it was worse.`, "warn");
+  else if (down.length > 0) answer("well", `This model is, but ${down.length} other${down.length > 1 ? "s have" : " has"} no replica that is up.`, "warn");
   else answer("well", backends.length > 1 ? `Yes: all ${backends.length} replicas are up.` : "Yes: its replica is up.", "good");
   const measured = backends.filter((backend) => backend.ttft !== null);
   const worst = measured.toSorted((one, other) => other.ttft.p95_s - one.ttft.p95_s)[0];
   say("well-list", [
+    down.length > 0 ? `No replica is up of ${first(down, ({ name }) => name).filter(Boolean).join(", ")}.` : "",
     ...first(wrong, (backend) => `${backend.name}: ${trouble(backend)}`),
     ...model.unlike,
     `${failed === 0 ? "No" : number(failed)} request${failed === 1 ? "" : "s"} failed in the last ${age(process.window_s)}.`,

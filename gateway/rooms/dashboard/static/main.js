@@ -100,7 +100,7 @@ function render(withCharts) {
   showModels(models, model);
   setHidden(byId("main"), false);
   const panels = [
-    () => showAnswers(model, advice[model.name], process),
+    () => showAnswers(model, models, advice[model.name], process),
     () => showPool(model, marks, act),
     () => showLatency(model, marks, process),
     () => showBeliefs(model, marks),

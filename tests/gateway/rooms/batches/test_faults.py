@@ -282,7 +282,9 @@ async def test_a_full_place_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_waits_while_its_place_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A write that fails is tried again; no line runs twice for it."""
     append, is_full = Storage.append, {"now": False}
 
@@ -307,6 +309,8 @@ async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: 
         is_full["now"] = False
         assert (await ended(client, batch.id)).request_counts.completed == 4
         assert seen_of(running) == Counter("abcd")
+    assert "cannot write to its disk: No space left on device; free space there" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.slow
