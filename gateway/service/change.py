@@ -97,7 +97,7 @@ class Handover:
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
             *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),
             partial(gateway.state.follow, learners_of(later.models)),
-            partial(gateway.metrics.set_present, gateway.pool),
+            partial(gateway.metrics.set_present, gateway.pool, later.models),
             partial(join, gateway),
             # Requests in a removed queue are sent immediately.
             *(queue.dispatch for queue in gateway.relay.queues.values()),
