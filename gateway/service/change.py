@@ -7,6 +7,7 @@ parts in one call on the event loop. Requests in flight keep the parts with whic
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway, join
 from gateway.relay.roles import Ongoing
-from gateway.relay.waiting.queue import UNBOUNDED
+from gateway.relay.waiting.queue import ModelQueue, without_bound
 from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, successor
 
@@ -78,6 +79,7 @@ class Handover:
             [upstream.backend for upstream in retired],
             [name for name in before if name not in later.models],
             [client.name for client, later_one in keys.items() if later_one is None],
+            [queue for name, queue in gateway.relay.queues.items() if name not in later.relay.queues],
             set(gateway.relay.exchanges),
         )
         versions, queues = self._kept_versions(), later.relay.queues
@@ -95,7 +97,7 @@ class Handover:
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
             *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),
             partial(gateway.state.follow, learners_of(later.models)),
-            partial(gateway.metrics.set_present, gateway.pool),
+            partial(gateway.metrics.set_present, gateway.pool, later.models),
             partial(join, gateway),
             # Requests in a removed queue are sent immediately.
             *(queue.dispatch for queue in gateway.relay.queues.values()),
@@ -108,9 +110,9 @@ class Handover:
             setattr(backend, name, getattr(self.planned[backend.model, backend.name], name))
         bounds = queue_bounds(later.settings)
         for name, queue in gateway.relay.queues.items():
-            queue.bounds = bounds.get(name, UNBOUNDED)
+            queue.bounds = bounds.get(name) or without_bound(queue.bounds)
         gateway.take_over(later, versions)
-        if gone.backends or gone.models or gone.keys:
+        if gone.backends or gone.models or gone.keys or gone.queues:
             gateway.leaving.append(gone.has_ended)
         for step in steps:
             with background.guarded("reloads"):
@@ -152,16 +154,22 @@ def _upstreams_of(gateway: Gateway, model: str) -> Mapping[str, Upstream]:
 
 @dataclass(slots=True)
 class Gone:
-    """Removed replicas, models and keys, whose records and series stay until their requests have ended."""
+    """Removed replicas, models, keys and queues, whose records and series stay until their requests have ended."""
 
     gateway: Gateway
     backends: list[Backend]
     models: list[str]
     keys: list[str]
+    queues: list[ModelQueue]
     exchanges: set[Ongoing]  # all requests in flight when they were removed
 
     def has_ended(self) -> bool:
         """Return whether their requests have ended; if so, forget their records and series."""
+        for queue in self.queues:  # requests may wait there for a replica that is up
+            queue.end_overdue(time.perf_counter())
+            queue.dispatch()
+            waiting = queue.waiting + (now.waiting if (now := self.gateway.relay.queues.get(queue.model)) else 0)
+            self.gateway.relay.metrics.refresh_queue(queue.model, waiting, queue.refused)
         self.exchanges &= self.gateway.relay.exchanges
         if self.exchanges:
             return False

@@ -44,7 +44,7 @@ class Configuration:
 class Alive:
     """Message from a worker, each second and after each change: its event loop runs, and it accepts connections."""
 
-    number: int  # of the last change that it received
+    number: int  # of the last change that it made, or could not make
     problem: str = ""  # why that change failed; empty if it did not
     is_ready: bool = False  # whether each model has had a replica that is up
     in_flight: int = 0  # its requests in flight
@@ -143,13 +143,14 @@ class Worker:
         return await answer
 
     async def _change(self, current: Configuration) -> None:
-        self._alive = replace(self._alive, number=current.number, problem="")
+        problem = ""
         try:
             change = await prepare(self.gateway, current.settings, current.backends, current.admin_digest)
             change.commit()
         except Exception as error:
             log.exception("this worker cannot make a change")
-            self._alive = replace(self._alive, problem=type(error).__name__)
+            problem = type(error).__name__
+        self._alive = replace(self._alive, number=current.number, problem=problem)
         self._link.send(self._alive)
 
 

@@ -7,7 +7,6 @@ a prefix, so that several pools can share one Redis.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Mapping
 
 from redis import exceptions
@@ -30,9 +29,9 @@ class RedisStore:
 
     def stamps(self) -> dict[str, str]:
         """See `Store.stamps`."""
-        now_s = time.time()
         with self._connection.translate_errors():
             client = self._connection.client
+            now_s, _ = client.time()  # by which Redis drops the entries: clocks of gateways differ
             fields = dict[str, tuple[str, float]]()
             for name, value in client.hgetall(self._index).items():
                 with background.guarded("state", of=f"{self._index} {name!r}"):

@@ -90,7 +90,9 @@ class State:
         known = {**learners, **self._shared}
         for name in [*self._ledgers]:
             if known.get(name) is not self._ledgers[name].statistics:
-                self._leaving.append(self._ledgers.pop(name))
+                dropped = self._ledgers.pop(name)
+                if self._store is not None:
+                    self._leaving.append(dropped)
         for name, statistics in known.items():
             if name not in self._ledgers:
                 self._ledgers[name] = Ledger(name, statistics, uuid4().hex)

@@ -94,13 +94,14 @@ class Registry:
         for gauge in self._gauges.values():
             forget_series(gauge, labels)
 
-    def set_present(self, backends: Iterable[Backend]) -> None:
-        """Set the backends to show; needed with several workers, whose shared files keep series of removed backends."""
+    def set_present(self, backends: Iterable[Backend], models: Iterable[str]) -> None:
+        """Set what is shown; needed with several workers, whose shared files keep the series of what was removed."""
         if self._is_shared:
-            self._present = frozenset((backend.model, backend.name) for backend in backends)
+            of_backends = {(backend.model, backend.name) for backend in backends}
+            self._present = frozenset(of_backends | {(model, "") for model in models})
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the values of all series, of all workers, without those of backends that are gone."""
+        """Yield the values of all series, of all workers, without those of models and backends that are gone."""
         for metric in _Page(self._collected, self._present).collect():
             yield from metric.samples
 
@@ -115,7 +116,7 @@ class Registry:
 
 
 class _Page(CollectorRegistry):
-    """A registry without the series of backends that are gone."""
+    """A registry without the series of models and backends that are gone."""
 
     def __init__(self, registry: CollectorRegistry, present: frozenset[tuple[str, str]] | None) -> None:
         super().__init__()
@@ -131,5 +132,5 @@ class _Page(CollectorRegistry):
 
 
 def _is_present(sample: Sample, present: frozenset[tuple[str, str]]) -> bool:
-    name = sample.labels.get("backend")
-    return not name or (sample.labels["model"], name) in present
+    model = sample.labels.get("model")
+    return not model or (model, sample.labels.get("backend", "")) in present

@@ -31,15 +31,6 @@ _LARGEST: Final = 2**31 - 1
 _SENT_TO: Final = frozenset({State.UP, State.RECOVERING})
 
 
-UNBOUNDED: Final = QueueSettings(
-    max_in_flight_per_backend=sys.maxsize,
-    max_waiting=sys.maxsize,
-    max_waiting_mib=sys.maxsize,
-    max_wait_s=sys.maxsize,
-)
-"""Bounds of a queue that a reload removed, while it drains."""
-
-
 @dataclass(slots=True, eq=False)
 class Place:
     """The place of one request in the queue."""
@@ -263,6 +254,11 @@ def _turn(place: Place) -> tuple[int, float, float, int, Place]:
         if client is None
         else (rank, client.served_s, party.served_s, number, place)
     )
+
+
+def without_bound(bounds: QueueSettings) -> QueueSettings:
+    """Return the bounds of a queue that a reload removed, while it drains."""
+    return bounds.model_copy(update={"max_in_flight_per_backend": sys.maxsize})
 
 
 def rank_of(key_priority: int, sent: object) -> int:

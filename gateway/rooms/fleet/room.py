@@ -121,12 +121,14 @@ class FleetRoom(Room):
     async def _count(
         self, name: str, fleet: ModelFleet, totals: Mapping[str, float], judged: Mapping[str, Judged]
     ) -> None:
-        """Add the last minute of a model, and compute what it needs."""
+        """Add the last minute of a model, and compute what it needs, unless a reload removes it meanwhile."""
+        if (model := self.gateway.models.get(name)) is None:
+            return
         pages = {each.name: each.engine.metrics for each in self.gateway.pool.of(name)}
         engines = [page for page in pages.values() if page is not None]
         tokens = {each: None if page is None else page.generation_tokens for each, page in pages.items()}
         fleet.count(Minute(**totals, engine_tokens=fleet.engine_tokens(tokens)), judged)
-        learned = learned_of(self.gateway.models[name].policy)
+        learned = learned_of(model.policy)
         if learned is None:
             fleet.forget("its policy learns no step times; `policy: {name: learned, slo: ...}` does")
         else:
@@ -134,7 +136,8 @@ class FleetRoom(Room):
             cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
             up = [(each.declared.method.value, each) for each in self.gateway.pool.up(name)]
             await asyncio.to_thread(fleet.update, learned, up, cached)
-        self._show(name, fleet)
+        if name in self.gateway.models:
+            self._show(name, fleet)
 
     def _show(self, name: str, fleet: ModelFleet) -> None:
         """Set the series; unknown ones become NaN, since workers' files cannot drop them."""

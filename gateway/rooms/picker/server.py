@@ -43,7 +43,7 @@ _OPTIONS: Final = (
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.max_connection_idle_ms", 60_000),  # so that extra connections close
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_receive_message_length", 8 << 20),  # more than deploy/envoy/picker.yaml buffers: pieces may exceed that
     # Initial window of a call: prompts arrive at once, and a growing window costs round trips.
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.http2.bdp_probe", 0),

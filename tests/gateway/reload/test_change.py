@@ -13,6 +13,7 @@ import pytest
 from backends import background
 from backends.health import Drain, State
 from backends.watch import Watch
+from benchmarks.metrics_page import total
 from gateway.config.pool_file import PoolFile
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
@@ -32,7 +33,7 @@ async def change(running: Running, **update: Any) -> None:
 async def prepared(running: Running, **update: Any) -> Handover:
     raw = running.gateway.settings.model_dump()
     model = raw["models"][MODEL]
-    for key in ("backends", "policy", "aliases", "default_temperature"):
+    for key in ("backends", "policy", "aliases", "default_temperature", "queue"):
         if key in update:
             model[key] = update.pop(key)
     if "settings" in model["policy"]:
@@ -206,6 +207,22 @@ async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) ->
         await change(running, policy={"name": "round_robin", "outlier_ejection": True})
         guarded = running.gateway.models[MODEL].policy
         assert guarded.statistics is learned.statistics  # type: ignore[attr-defined]
+
+
+def queue_length(running: Running) -> float:
+    return total(running.gateway.metrics.page().decode(), "gateway_queue_length")
+
+
+async def test_what_waits_in_a_removed_queue_is_sent_once_a_replica_is_up(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}, queue={"max_in_flight_per_backend": 1}) as running:
+        running.gateway.pool.report(running.backend("a"), Drain())
+        request = asyncio.create_task(running.chat())
+        await running.until(lambda: queue_length(running) == 1)
+        await change(running, queue=None)
+        running.gateway.pool.report(running.backend("a"), Drain(False))
+        async with asyncio.timeout(10.0):
+            assert (await request).status_code == 200
+        await running.until(lambda: queue_length(running) == 0)
 
 
 def left(running: Running) -> tuple[int, int, set[str]]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from gateway.rooms.batches import room as batches
 from gateway.rooms.recorder import recorder
 from gateway.rooms.reports import room as reports
 from gateway.routing.keys import digest
-from gateway.service import server, workers
+from gateway.service import server, worker, workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Configuration, work
+from gateway.service.worker import Assignment, Configuration, Link, Worker, work
 from gateway.service.workers import Workers
 from gateway.state import sync
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
@@ -183,6 +184,39 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
             again = caplog.text.count("worker 0 exited with status -9; restarting it in ")
             assert caplog.text.count("worker 0 exited with status -9; restarting it in 0.05 s") == again >= restarts
             await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
+
+
+async def test_a_worker_says_that_it_has_made_a_change_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = asyncio.Event()
+
+    async def prepare(*_: object) -> Any:
+        await prepared.wait()
+        raise ArithmeticError
+
+    monkeypatch.setattr(worker, "prepare", prepare)
+    monkeypatch.setattr(worker, "ALIVE_S", 0.01)
+    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
+    model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "backends": backends}
+    current = Configuration(0, PoolFile.model_validate({"models": {"m": model}, "state": "none"}), [], b"")
+    ours, theirs = socket.socketpair()
+    parent = await Link.over(ours)
+    link = await Link.over(theirs)
+    one = Worker(current, tmp_path, link)
+    alive, follows = asyncio.create_task(one.show_life()), asyncio.create_task(one.follow())
+    parent.send(replace(current, number=1))
+    said = parent.messages()
+    assert [(await anext(said)).number for _ in range(5)] == [0] * 5
+    prepared.set()
+    while (last := await anext(said)).number == 0:
+        pass
+    assert last.problem == "ArithmeticError"
+    alive.cancel()
+    parent.close()
+    await follows
+    link.close()
+    await asyncio.sleep(0.0)
 
 
 def test_a_worker_is_given_the_time_that_its_parts_may_take_to_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,16 @@ def test_evicted_keys_are_written_again(redis: RedisServer, member: Member, evic
     late = Member(member.store, member.clock)
     in_step(other, late, member)
     assert member.buckets() == other.buckets() == late.buckets() == {("k",): (2.0, 11.0)}
+
+
+def test_a_gateway_whose_clock_is_ahead_drops_nothing_of_others(
+    redis: RedisServer, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    member.store.commit({}, {"late": Entry("old", b"", now_s - 9.0), "page": Entry("own", b"", now_s + 3600.0)})
+    monkeypatch.setattr(time, "time", lambda: now_s + 86400.0)
+    assert member.store.stamps() == {"page": "own"}
+    assert redis.client.hkeys("test:index") == [b"page"]
 
 
 def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member) -> None:

@@ -164,6 +164,15 @@ async def test_an_unused_store_is_not_opened(tmp_path: Path) -> None:
     await late.stop()
 
 
+def test_without_a_store_dropped_statistics_are_forgotten() -> None:
+    dropped = [Statistics([LENGTH], Clock()) for _ in range(3)]
+    state = State(None, {}, Registry())
+    for statistics in dropped:
+        state.follow({"m": statistics})
+    state.follow({})
+    assert not state._leaving
+
+
 async def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     gateway = Gateway(SqliteStore(tmp_path / "file" / "state.sqlite"), Clock())

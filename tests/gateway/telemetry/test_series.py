@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
+from gateway.telemetry.registry import Registry
 from gateway.telemetry.series import Count, Distribution, Family
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they hold times
@@ -34,3 +35,12 @@ def test_what_is_summed_equals_what_is_added_value_by_value() -> None:
     for family in (counts, distributions, counts, distributions):
         family.flush()
     assert generate_latest(ours) == generate_latest(theirs)
+
+
+def test_workers_show_nothing_of_models_that_are_gone() -> None:
+    registry = Registry()
+    for model in ("kept", "gone"):
+        registry.gauge("gateway_pool_saturation").labels(model).set(2.0)
+    registry._is_shared = True  # as if the values were in the files of workers
+    registry.set_present([], ["kept"])
+    assert [sample.labels["model"] for sample in registry.samples()] == ["kept"]

@@ -130,6 +130,15 @@ async def test_without_targets_nothing_is_said_and_no_figure_is_left(policy: dic
         assert all(math.isnan(value) for name in SERIES for value in series(page, name).values())
 
 
+async def test_of_a_model_that_a_reload_removed_nothing_is_counted() -> None:
+    async with start_gateway(policy={"name": "learned"}) as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        fleet = model.ModelFleet()
+        await found._count("removed", fleet, {}, {})
+        assert not fleet.minutes
+        assert 'model="removed"' not in (await running.client.get("/metrics")).text
+
+
 def test_what_an_engine_counted_before_it_was_read_is_no_traffic() -> None:
     fleet = model.ModelFleet()
     counts = ({"a": 100}, {"a": 150}, {"a": 160, "b": 10**9}, {"a": None, "b": 10**9 + 5}, {"a": 170, "b": 3}, {"b": 7})

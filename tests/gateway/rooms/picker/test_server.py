@@ -93,6 +93,14 @@ async def test_a_call_that_the_proxy_ends_early_ends_well(messages: list[Process
         assert proxy.in_flight() == IDLE
 
 
+async def test_a_piece_may_be_larger_than_the_buffer_of_the_proxy() -> None:
+    async with serving({}) as (_, _, channel):
+        piece = ProcessingRequest(request_body=HttpBody(body=b" " * (5 << 20)))  # with a buffer of 4 MiB
+        call = await begun(channel, piece, *COMPLETE)
+        assert (await read(call)).WhichOneof("response") == "request_headers"
+        call.cancel()
+
+
 async def test_messages_that_are_only_shown_are_not_answered() -> None:
     async with serving({}) as (_, _, channel):
         call: Any = channel.stream_stream(PROCESS)()
