@@ -158,7 +158,9 @@ def test_it_is_not_well_where_a_class_is_late(watched: Watched, served: Served) 
 def test_it_is_not_well_where_other_models_are_down(watched: Watched, served: Served) -> None:
     snapshot = served.gateway.get("/admin/dashboard/snapshot", headers=served.gateway.admin).json()
     model, other = snapshot["models"]
-    model["backends"] = [backend | {"up": True, "state": "up", "outlier": None} for backend in model["backends"]]
+    well = dict.fromkeys(("outlier", "contradiction", "difference", "silence", "trouble", "reason")) | {"state": "up"}
+    model |= {"load": 0.0, "classes": [], "gain": None}
+    model["backends"] = [backend | well | {"up": True} for backend in model["backends"]]
     down = other | {"backends": [backend | {"up": False, "state": "down"} for backend in other["backends"]]}
     snapshot["models"] = [model, *(down | {"name": f"m{number}"} for number in range(5))]
     page = watched.page
