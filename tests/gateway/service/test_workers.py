@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import time
@@ -154,7 +153,7 @@ async def two_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 async def test_workers_outlive_the_removal_of_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with two_workers(tmp_path / "run", monkeypatch) as (parent, started):
         await started.wait()
-        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").rename(tmp_path / "removed")  # at once: reports are written meanwhile
         await eventually(lambda: len([*(tmp_path / "run/peers").glob("*")]) == 2, what="both report again")
         before = parent._workers[0].process.pid
         assert before is not None
