@@ -127,7 +127,7 @@ class ServerConnection(Connection):
             self.abort()
 
     def forget_head(self) -> None:
-        """Have the service judge the next request, even if its head matches an earlier one."""
+        """Ask the service about the next request, even if its head matches an earlier one."""
         self._reader.forget()
 
     def idle_since_s(self) -> float:

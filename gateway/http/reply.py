@@ -130,7 +130,7 @@ class Connection(ABC):
 
     @abstractmethod
     def forget_head(self) -> None:
-        """Have the service judge the next request, even if its head matches an earlier one."""
+        """Ask the service about the next request, even if its head matches an earlier one."""
 
     @abstractmethod
     def idle_since_s(self) -> float:

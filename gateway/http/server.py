@@ -90,7 +90,7 @@ class HttpServer:
         self._warned = Seldom()
 
     def forget_heads(self) -> None:
-        """Have the service judge the next request of each connection, since it may now decide differently."""
+        """Ask the service about the next request of each connection, as its answer may have changed."""
         for connection in self.connections:
             connection.forget_head()
 

@@ -101,7 +101,7 @@ def _charge(ended: EndedExchange, relay: RelayContext) -> None:
 
 
 def _learn(ended: EndedExchange, relay: RelayContext) -> None:
-    """Have the policy and others learn from the exchange; if the policy does not, tell it that the request has left."""
+    """Let the policy and others learn from the exchange; tell the policy that the request has left if it does not."""
     if not _observed(ended, relay) and ended.decision is not None:
         ended.routed.model.left(ended.decision)
 

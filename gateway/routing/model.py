@@ -351,7 +351,7 @@ class Model:
             self._guarded("evicted", self.informed.evicted, backend, unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Have the policy rescale the tokens per step that a backend's answers show."""
+        """Tell the policy to rescale the tokens per step that a backend's answers show."""
         if self.informed is not None:
             self._guarded("correct", self.informed.correct, backend, factor)
 

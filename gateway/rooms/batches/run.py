@@ -65,7 +65,7 @@ class BatchRun:
         self._problems: list[Document] = []  # why it fails
 
     def end(self, status: str = _LOST, problems: list[Document] | None = None) -> None:
-        """Give up lines in flight, then end the batch with a status; without one, leave it to another run."""
+        """Abandon the lines in flight and end the batch with a status; without a status, leave it to another run."""
         self._end, self._problems = self._end or status, self._problems or problems or []
         for line in self._tasks.values():
             if (request := self._places.requests.get(line)) is not None:
