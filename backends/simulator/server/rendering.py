@@ -87,13 +87,13 @@ def usage(plays: Sequence[Play]) -> dict[str, Any]:
 
 
 def _metrics(play: Play, k: int) -> dict[str, Any]:
-    decode_s, total_s = play.last_s - play.first_s, play.last_s - play.arrived_s
+    decode_s, busy_s = play.last_s - play.first_s, play.last_s - play.scheduled_s
     metrics: dict[str, Any] = {
-        "time_to_first_token_ms": (play.first_s - play.arrived_s) * 1e3,
+        "time_to_first_token_ms": (play.first_s - play.scheduled_s) * 1e3,
         "generation_time_ms": decode_s * 1e3,
         "queue_time_ms": max(0.0, play.scheduled_s - play.arrived_s) * 1e3,
-        "mean_itl_ms": decode_s * 1e3 / max(1, play.sent - 1),
-        "tokens_per_second": play.sent / total_s if total_s > 0 else 0.0,
+        "mean_itl_ms": decode_s * 1e3 / (play.sent - 1) if play.sent > 1 else None,
+        "tokens_per_second": play.sent / busy_s if busy_s > 0 else None,
     }
     return metrics | ({"speculative_decoding": _speculation(play, k)} if k else {})
 
@@ -108,6 +108,4 @@ def _speculation(play: Play, k: int) -> dict[str, Any]:
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": k,
-        "per_step_accepted": play.accepted,
-        "per_step_drafted": play.drafted,
     }

@@ -8,7 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from backends.calibration.calibration import Kind
 from backends.engine_metrics import EngineMetrics, read_metrics
+from backends.simulator.server.compose import ComposedAnswer
+from backends.simulator.server.driver import Play
+from backends.simulator.server.protocol import ChatBody
+from backends.simulator.server.rendering import RenderedReply
 from tests.support.waiting import eventually_blocking
 
 MODEL = "llama-3.1-8b"
@@ -137,7 +142,7 @@ def test_a_stream_has_a_chunk_for_each_step(urls: dict[str, str]) -> None:
     tokens = [len(step["choices"][0]["token_ids"]) for step in steps]
     assert sum(tokens) == last["usage"]["completion_tokens"] == 60
     assert last["usage"]["prompt_tokens"] == len(first["prompt_token_ids"])
-    assert sum(last["metrics"]["speculative_decoding"]["per_step_accepted"]) == 60 - len(tokens)
+    assert last["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 60 - len(tokens)
     assert last["choices"] == []
     plain = stream(urls["plain"] + CHAT, **asked)[1:]
     assert [len(step["choices"][0]["token_ids"]) for step in plain] == [1] * 60
@@ -149,14 +154,25 @@ def test_the_metrics_of_a_request_are_consistent(urls: dict[str, str]) -> None:
     body = chat(urls["lookup"], messages=REPEAT, temperature=0, max_tokens=150)
     metrics, tokens = body["metrics"], body["usage"]["completion_tokens"]
     speculation = metrics["speculative_decoding"]
-    accepted, drafted = speculation["per_step_accepted"], speculation["per_step_drafted"]
-    assert speculation["num_spec_steps"] == len(accepted) == len(drafted) == sum(speculation["acceptance_histogram"])
-    assert (speculation["num_accepted_draft_tokens"], speculation["num_draft_tokens"]) == (sum(accepted), sum(drafted))
-    assert speculation["mean_acceptance_length"] == pytest.approx(1 + sum(accepted) / len(accepted))
+    histogram, accepted = speculation["acceptance_histogram"], speculation["num_accepted_draft_tokens"]
+    assert (len(histogram), sum(histogram)) == (6, speculation["num_spec_steps"])
+    assert sum(length * steps for length, steps in enumerate(histogram)) == accepted
+    assert speculation["draft_acceptance_rate"] == pytest.approx(accepted / speculation["num_draft_tokens"])
+    assert speculation["mean_acceptance_length"] == pytest.approx(1 + accepted / sum(histogram))
     assert speculation["mean_acceptance_length"] > 3, "a copy is drafted well"
     whole_ms = metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
     assert metrics["tokens_per_second"] == pytest.approx(tokens / whole_ms * 1e3)
     assert "speculative_decoding" not in chat(urls["plain"])["metrics"]
+
+
+def test_the_times_of_a_request_begin_when_it_is_scheduled() -> None:
+    answer = ComposedAnswer([1], [5] * 5, "abcde", [1, 2, 3, 4, 5], Kind.CHAT, "length")
+    reply = RenderedReply(ChatBody(messages=HELLO), [answer], "id", 0, MODEL, "vllm", 0)
+    play = Play(0, answer, print, arrived_s=1.0, scheduled_s=3.0, first_s=3.5, last_s=5.5, sent=5)
+    times = {"time_to_first_token_ms": 500, "generation_time_ms": 2000, "queue_time_ms": 2000, "mean_itl_ms": 500}
+    assert reply.end_of([play])["metrics"] == {**times, "tokens_per_second": 2}
+    play.sent = 1
+    assert reply.end_of([play])["metrics"]["mean_itl_ms"] is None
 
 
 def test_the_counters_of_the_engine_agree_with_its_answers(urls: dict[str, str]) -> None:
