@@ -12,9 +12,8 @@ from uuid import uuid4
 from pydantic import Field, ValidationError, model_validator
 
 from backends.backend import Backend
-from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.health import SERVING, State
-from backends.speculation import MODELLESS
+from backends.speculation import MODELLESS, SCHEDULE_KEY
 from backends.validation import did_you_mean
 from gateway.rooms.compare.settings import ComparisonSettings
 from policies.arm import arm_named, arm_of

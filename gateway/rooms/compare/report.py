@@ -12,8 +12,7 @@ from string import Template
 from typing import Any, Final
 
 from backends.backend import Backend
-from backends.calibration.batch_schedule import SCHEDULE_KEY
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 from policies.experiment.verdict import CERTAIN, SHOWN, Stage
 from policies.learned.prior import expected_step
 
