@@ -56,7 +56,7 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
     adaptive = replace(spec, config={**config, _ADAPTIVE: True}, profile_context=None)
     found = {
         _NONE: replace(spec, method=Method.BASELINE, config={}),
-        _FIXED: replace(spec, config=config),
+        _FIXED: spec,
         f"adaptive, profiled with {PROFILE_CONTEXT:,}": adaptive,
         f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
     }
