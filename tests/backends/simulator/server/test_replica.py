@@ -198,6 +198,16 @@ def test_the_counters_of_the_engine_agree_with_its_answers(urls: dict[str, str])
     assert engine(urls["plain"]).speculates is False
 
 
+def test_histograms_have_the_buckets_of_vllm(urls: dict[str, str]) -> None:
+    page = httpx.get(f"{urls['plain']}/metrics").text
+    for name, bound in (
+        ("time_to_first_token", "0.02"),
+        ("inter_token_latency", "0.15"),
+        ("e2e_request_latency", "1.5"),
+    ):
+        assert f'vllm:{name}_seconds_bucket{{engine="0",le="{bound}",model_name="{MODEL}"}}' in page
+
+
 @pytest.mark.parametrize(
     ("path", "replica", "depth", "most"),
     [
