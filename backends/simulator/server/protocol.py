@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -48,6 +48,16 @@ class InvalidRequestError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """Return the error in Anthropic's format."""
         return {"type": "error", "error": {"type": self.kind, "message": str(self)}}
+
+
+Rule = tuple[bool, str] | tuple[bool, str, str] | tuple[bool, str, str, object]
+"""Whether a request is wrong, why, and if vLLM names them the field and its value."""
+
+
+def _reject(rules: Iterable[Rule]) -> None:
+    for is_wrong, message, *place in rules:
+        if is_wrong:
+            raise InvalidRequestError(message, *place)
 
 
 def wrong_body(errors: Sequence[Mapping[str, Any] | str]) -> InvalidRequestError:
@@ -125,29 +135,27 @@ class TextBody(Body):
 
     def check(self, temperature: float) -> None:
         """Reject what vLLM rejects once it knows the temperature, in its words."""
-        top_p, min_p = 1.0 if self.top_p is None else self.top_p, self.min_p or 0.0
-        if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
-            raise InvalidRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
-        if not 1 <= self.n <= _MOST_CHOICES:
-            raise InvalidRequestError(
-                f"n must be at least 1, got {self.n}."
-                if self.n < 1
-                else f"n must be at most {_MOST_CHOICES}, got {self.n}. To increase this limit, set the "
-                "VLLM_MAX_N_SEQUENCES environment variable."
-            )
-        if not 0.0 <= temperature <= 2.0:
-            bound = "non-negative" if temperature < 0.0 else "in [0, 2]"
-            raise InvalidRequestError(f"temperature must be {bound}, got {temperature}.", "temperature", temperature)
-        if not 0.0 < top_p <= 1.0:
-            raise InvalidRequestError(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
-        if not 0.0 <= min_p <= 1.0:
-            raise InvalidRequestError(f"min_p must be in [0, 1], got {min_p}.")
-        if self.min_tokens < 0:
-            raise InvalidRequestError(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
-        if "" in self.stops:
-            raise InvalidRequestError("stop cannot contain an empty string.")
-        if self.n > 1 and not temperature:
-            raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.")
+        _reject(self.rules(temperature))
+
+    def rules(self, temperature: float) -> Iterator[Rule]:
+        """Yield what vLLM rejects."""
+        top_p, min_p, n = 1.0 if self.top_p is None else self.top_p, self.min_p or 0.0, self.n
+        options, at_temperature = self.stream_options, ("temperature", temperature)
+        without_stream = options is not None and bool(options.model_fields_set) and not self.stream
+        yield without_stream, "Stream options can only be defined when `stream=True`.", "stream_options"
+        yield n < 1, f"n must be at least 1, got {n}."
+        yield (
+            n > _MOST_CHOICES,
+            f"n must be at most {_MOST_CHOICES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
+            "environment variable.",
+        )
+        yield temperature < 0.0, f"temperature must be non-negative, got {temperature}.", *at_temperature
+        yield temperature > 2.0, f"temperature must be in [0, 2], got {temperature}.", *at_temperature
+        yield not 0.0 < top_p <= 1.0, f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p
+        yield not 0.0 <= min_p <= 1.0, f"min_p must be in [0, 1], got {min_p}."
+        yield self.min_tokens < 0, f"min_tokens must be greater than or equal to 0, got {self.min_tokens}."
+        yield "" in self.stops, "stop cannot contain an empty string."
+        yield n > 1 and not temperature, f"n must be 1 when using greedy sampling, got {n}."
 
     def limit(self, prompt_tokens: int, max_model_len: int) -> int:
         """Return the most tokens that the answer may have: what it asks for, or the rest of the context.
@@ -158,29 +166,20 @@ class TextBody(Body):
         90
         """
         asked, param = self.asked_tokens
-        if asked is not None and asked > max_model_len:
-            raise InvalidRequestError(
-                f"{param}={asked} cannot be greater than max_model_len={max_model_len}. "
-                "Please request fewer output tokens.",
-                param,
-                asked,
-            )
-        if prompt_tokens > max_model_len:  # vLLM cuts a longer text to one token more
-            raise InvalidRequestError(
-                f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at "
-                f"least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
-                "Please reduce the length of the input prompt.",
-                "input_tokens",
-                max_model_len + 1,
-            )
-        left = max_model_len - prompt_tokens
+        left, least = max_model_len - prompt_tokens, self.min_tokens
         limit = left if asked is None else min(asked, left)
-        if limit < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-        if self.min_tokens > limit:
-            raise InvalidRequestError(
-                f"min_tokens must be less than or equal to max_tokens={limit}, got {self.min_tokens}."
-            )
+        too_many = f"{param}={asked} cannot be greater than max_model_len={max_model_len}. "
+        too_long = (  # vLLM cuts a longer text to one token more
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
+            f"{max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
+        )
+        wrong: list[Rule] = [
+            ((asked or 0) > max_model_len, too_many + "Please request fewer output tokens.", param, asked),
+            (left < 0, too_long + "Please reduce the length of the input prompt.", "input_tokens", max_model_len + 1),
+            (limit < 1, f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit),
+            (least > limit, f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."),
+        ]
+        _reject(wrong)
         return limit
 
     @property
@@ -219,26 +218,18 @@ class ChatBody(TextBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
-    def check(self, temperature: float) -> None:
-        """Reject what vLLM rejects."""
-        if not self.messages:
-            raise InvalidRequestError(
-                "Cannot apply chat template to an empty conversation. Provide at least one message."
-            )
-        if self.tools == []:
-            raise InvalidRequestError(
-                "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
-                "tools",
-            )
-        if self.tool_choice not in (None, "none") and self.tools is None:
-            raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", "tool_choice")
-        if isinstance(self.tool_choice, dict):
-            name = (self.tool_choice.get("function") or {}).get("name")
-            if name not in [(tool.get("function") or {}).get("name") for tool in self.tools or ()]:
-                raise InvalidRequestError(
-                    "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
-                )
-        super().check(temperature)
+    def rules(self, temperature: float) -> Iterator[Rule]:
+        """Yield what vLLM rejects."""
+        choice, tools = self.tool_choice, self.tools
+        yield not self.messages, "Cannot apply chat template to an empty conversation. Provide at least one message."
+        empty = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
+        yield tools == [], empty, "tools"
+        without_tools = choice not in (None, "none") and tools is None
+        yield without_tools, "When using `tool_choice`, `tools` must be set.", "tool_choice"
+        names = [(tool.get("function") or {}).get("name") for tool in tools or ()]
+        unknown = isinstance(choice, dict) and (choice.get("function") or {}).get("name") not in names
+        yield unknown, "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
+        yield from super().rules(temperature)
 
     @property
     def calls(self) -> str | dict[str, Any]:
@@ -261,13 +252,11 @@ class CompletionBody(TextBody):
     prompt: str | list[int] | list[str] | list[list[int]] = ""
     max_tokens: Annotated[int, BeforeValidator(lambda given: 16 if given is None else given)] = 16
 
-    def check(self, temperature: float) -> None:
-        """Reject what vLLM rejects."""
-        if self.prompt == "":
-            raise InvalidRequestError("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        if not self.prompt:
-            raise InvalidRequestError("You must pass at least one prompt")
-        super().check(temperature)
+    def rules(self, temperature: float) -> Iterator[Rule]:
+        """Yield what vLLM rejects."""
+        yield self.prompt == "", "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"
+        yield not self.prompt, "You must pass at least one prompt"
+        yield from super().rules(temperature)
 
 
 class TokenizeBody(Body):
