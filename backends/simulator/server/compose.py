@@ -127,7 +127,8 @@ def _compose(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"Invalid JSON schema for a structured output: {error}", "response_format") from error
     if forced is None:
-        sampling = Sampling(served.temperature(body), body.top_p or 1.0, body.seed, index)
+        seed = None if body.seed == -1 else body.seed  # vLLM takes -1 for none
+        sampling = Sampling(served.temperature(body), body.top_p or 1.0, seed, index)
         writing = model.write(prompt_ids, sampling, limit, limit if body.ignore_eos else body.min_tokens)
         ids, kind, stopped = writing.ids, writing.kind, writing.stopped
     else:

@@ -36,6 +36,7 @@ from backends.simulator.server.driver import Driver, Generation, Play
 from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages
 from backends.simulator.server.metrics import EngineCollector, Tallies, page
 from backends.simulator.server.protocol import (
+    MIN_P_EPSILON,
     WRONG_BODY,
     Body,
     ChatBody,
@@ -154,7 +155,8 @@ class ReplicaServer:
         self._served.check_name(body.model)
         temperature = self._served.temperature(body)
         body.check(temperature)
-        if self._served.num_speculative_tokens and (body.logit_bias or body.min_p):
+        bound = temperature > 0.0 and (body.min_p or 0.0) > MIN_P_EPSILON
+        if self._served.num_speculative_tokens and (body.logit_bias or bound):
             raise InvalidRequestError(
                 "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
             )

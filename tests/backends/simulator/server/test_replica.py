@@ -136,6 +136,7 @@ def test_replicas_of_a_model_answer_greedy_and_seeded_requests_alike(urls: dict[
     for asked in ({"temperature": 0}, {"temperature": 1, "seed": 1}):
         assert len({text_of(chat(urls[name], **asked)) for name in ("plain", "lookup", "eagle3")}) == 1
     assert text_of(chat(urls["plain"], seed=1)) != text_of(chat(urls["plain"], seed=2))
+    assert text_of(chat(urls["plain"], seed=-1)) != text_of(chat(urls["plain"], seed=-1))
 
 
 def test_a_stream_has_a_chunk_for_each_step(urls: dict[str, str]) -> None:
@@ -467,6 +468,11 @@ def test_the_messages_api_refuses_in_its_own_format(urls: dict[str, str]) -> Non
 def test_what_is_left_to_the_engine_is_no_error(urls: dict[str, str]) -> None:
     asked = {"n": None, "stop": None, "stream_options": None, "max_tokens": None, "temperature": None}
     assert len(chat(urls["plain"], **asked)["choices"]) == 1
+
+
+def test_a_min_p_without_effect_may_be_drafted_with(urls: dict[str, str]) -> None:
+    for asked in ({"min_p": 0.1, "temperature": 0}, {"min_p": 1e-6}):
+        assert chat(urls["lookup"], **asked)["usage"]["completion_tokens"] == 20
 
 
 def test_paths_under_v1_need_the_api_key(urls: dict[str, str]) -> None:
