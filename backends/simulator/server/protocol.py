@@ -60,7 +60,7 @@ def _reject(rules: Iterable[Rule]) -> None:
             raise InvalidRequestError(message, *place)
 
 
-def wrong_body(errors: Sequence[Mapping[str, Any] | str]) -> InvalidRequestError:
+def wrong_body(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     """Return the error of a body with wrong fields, which Pydantic found.
 
     Examples
@@ -72,15 +72,12 @@ def wrong_body(errors: Sequence[Mapping[str, Any] | str]) -> InvalidRequestError
     >>> error.param
     'body.messages'
     """
-    shown = [error if isinstance(error, str) else _shown(error) for error in errors]
-    param = next((each["loc"] for each in shown if not isinstance(each, str)), None)
-    lines = [
-        f"{len(errors)} validation error{'s' * (len(errors) != 1)}:",
-        *(f"  {each}" for each in shown[:_MOST_ERRORS]),
-    ]
-    if len(errors) > _MOST_ERRORS:
-        lines.append(f"  ...and {len(errors) - _MOST_ERRORS} more errors")
-    return InvalidRequestError("\n".join(lines), param, kind=WRONG_BODY)
+    shown = [_shown(error) for error in errors[:_MOST_ERRORS]]
+    more = f"\n  ...and {len(errors) - _MOST_ERRORS} more errors" if len(errors) > _MOST_ERRORS else ""
+    listed = "".join(f"\n  {each}" for each in shown)
+    plural = "s" if len(errors) > 1 else ""
+    message = f"{len(errors)} validation error{plural}:{listed}{more}"
+    return InvalidRequestError(message, shown[0]["loc"], kind=WRONG_BODY)
 
 
 def _shown(error: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,7 +270,8 @@ async def _version(_: Request) -> Response:
 async def _json_of(request: Request) -> Any:
     """Return a request's body."""
     if request.headers.get("content-type", "").lower().partition(";")[0] != "application/json":
-        raise wrong_body(["Unsupported Media Type: Only 'application/json' is allowed"])
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise InvalidRequestError(message, kind=WRONG_BODY)
     return await request.json()
 
 
