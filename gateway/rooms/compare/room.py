@@ -273,7 +273,10 @@ class CompareRoom(Room):
             """Return the running or last comparison of each model, with its result."""
             names = [*self.comparisons] if model is None else [_named(self.gateway.models, model)]
             waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
-            found = {name: await self._document(name) for name in names if name in self.comparisons}
+            known, found = self.comparisons, dict[str, Any]()
+            for name in names:
+                if name in known and name in self.gateway.models:  # a reload may have removed it
+                    found[name] = await self._document(name)
             return {"models": found, "waits": waits}
 
         @app.post("/admin/compare/start", tags=["admin"])
@@ -310,13 +313,13 @@ class CompareRoom(Room):
             return Response(page(name, await self._document(name)), media_type="text/html; charset=utf-8")
 
     async def _document(self, model: str) -> dict[str, Any]:
-        running = self.comparisons[model]
+        running, policy = self.comparisons[model], self.gateway.models[model].policy.name
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
         backends = self.gateway.pool.of(model)
         if running.is_running:
             document["sentence"] += running.definition.away(backends)
-            if changed := running.definition.changed(backends, self.gateway.models[model].policy.name):
+            if changed := running.definition.changed(backends, policy):
                 document["sentence"] += f" But {changed}: it will be stopped unless that ends."
         return document | {"change": change_of(document, running.definition.unchanged(backends))}
 

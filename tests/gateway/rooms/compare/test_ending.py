@@ -85,6 +85,16 @@ async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
     del gateway.gateway.models["broken"]
 
 
+@pytest.mark.parametrize("removed", ["gone", MODEL])
+async def test_of_a_model_that_a_reload_removed_nothing_is_shown(gateway: Running, removed: str) -> None:
+    own, models = await begin(gateway), gateway.gateway.models
+    room_of(gateway).comparisons["gone"] = own
+    gateway.gateway.models = {name: model for name, model in models.items() if name != removed}
+    shown = await gateway.admin("compare")
+    gateway.gateway.models = models
+    assert [*shown["models"]] == [name for name in (MODEL,) if name != removed]
+
+
 @pytest.mark.slow
 async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
