@@ -314,6 +314,26 @@ async def test_a_run_waits_while_its_place_is_full(
 
 
 @pytest.mark.slow
+async def test_a_batch_that_failed_its_checks_stays_so_if_its_end_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refused = Storage.write, list[str]()
+
+    def fails_once(self: Storage, path: str, *of: Any) -> None:
+        if "/batches/" in path and not refused:
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(self, path, *of)
+
+    monkeypatch.setattr(Storage, "write", fails_once)
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(line("a"), line("b", stream=True)))).id, "failed")
+        assert [each.line for each in batch.errors.data] == [2]
+        assert refused
+        assert not seen_of(running)
+
+
+@pytest.mark.slow
 async def test_a_batch_that_a_folder_does_not_list_for_a_moment_keeps_its_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
