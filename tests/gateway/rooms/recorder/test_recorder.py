@@ -198,6 +198,18 @@ def test_queued_texts_are_limited(tmp_path: Path) -> None:
     assert recorder.dropped == 2
 
 
+def test_of_a_long_stream_the_first_times_are_kept_and_count(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, queue_mib=0.1))
+    for number in range(4):
+        notes, ended = finished(recorder, number)
+        for _ in range(10_000):
+            notes.on_chunk(b"", 11.0)
+        recorder.add(notes, ended)
+    assert recorder.dropped == 2
+    recorder.start()
+    assert [len(record.itl or ()) for record in recorded(recorder)] == [8192, 8192]
+
+
 def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, sample=0.25))
     routed = routed_chat()
