@@ -67,7 +67,6 @@ class CompareRoom(Room):
         self._shown: dict[str, dict[tuple[str, str], float]] = {}  # ratios of arms, by model
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
-        self._versions: dict[str, int] = {}
         self._past = _Past(gateway)
         self._waits: dict[str, str] = {}  # why no comparison begins by itself, by model
         self._started_s = math.inf
@@ -113,7 +112,6 @@ class CompareRoom(Room):
         else:
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
-        self._versions[model] = document.version
         is_known = before is not None and before.definition.id == definition.id
         is_new = not is_known and definition.began_s >= self._started_s
         stage = f"has ended: {definition.stage}" if definition.ended_s else "begins" if is_new else "goes on"
@@ -220,10 +218,7 @@ class CompareRoom(Room):
                 raise
 
     async def _put(self, model: str, definition: Definition) -> None:
-        text = definition.model_dump_json()
-        document = await put_next(self.gateway.state.documents, f"{model}/{_DOCUMENT}", text)
-        if self._versions.get(model) != document.version:
-            self._apply(model, document)
+        await put_next(self.gateway.state.documents, f"{model}/{_DOCUMENT}", definition.model_dump_json())
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
         """Return the pairs of methods whose comparison is running or has an answer."""

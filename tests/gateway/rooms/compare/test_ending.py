@@ -10,8 +10,11 @@ import pytest
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.speculation import Method
 from gateway.rooms.compare import room
+from gateway.rooms.compare.definition import Definition
 from gateway.rooms.compare.running import Running as Comparison
+from gateway.state.documents import Document
 from policies.balancing.least_loaded import LeastLoaded
+from policies.experiment.verdict import Stage
 from tests.gateway.conftest import MODEL, Running
 from tests.gateway.rooms.compare.support import (
     begin,
@@ -93,6 +96,23 @@ async def test_of_a_model_that_a_reload_removed_nothing_is_shown(gateway: Runnin
     shown = await gateway.admin("compare")
     gateway.gateway.models = models
     assert [*shown["models"]] == [name for name in (MODEL,) if name != removed]
+
+
+async def test_what_another_gateway_has_written_since_stays(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = gateway.gateway.state.documents
+    put = documents.put
+
+    async def put_and_read(name: str, text: str, *, after: int) -> Document:
+        written = await put(name, text, after=after)
+        ended = Definition.model_validate_json(text).model_copy(update={"ended_s": 1.0, "stage": Stage.STOPPED})
+        later = written._replace(version=written.version + 1, text=ended.model_dump_json())
+        documents.settle({name: (*documents.history(name), later)})
+        return written
+
+    monkeypatch.setattr(documents, "put", put_and_read)
+    assert not (await begin(gateway)).is_running
 
 
 @pytest.mark.slow
