@@ -153,7 +153,7 @@ class CompareRoom(Room):
             if now_s - running.sound_s >= _VOID_S or running.is_over(time.time()):
                 sentence = f"It was stopped, since {changed}."
                 log.warning("%s: %s", model, sentence)
-                await self._end(model, Stage.STOPPED, sentence)
+                await self._end(model, running, Stage.STOPPED, sentence)
             return
         running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
@@ -168,7 +168,7 @@ class CompareRoom(Room):
         self._shown[model] = ratios
         if verdict.stage is not Stage.RUNNING:
             log.warning("%s: %s", model, verdict.sentence)
-            await self._end(model, verdict.stage)
+            await self._end(model, running, verdict.stage)
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that is due by the settings."""
@@ -199,8 +199,7 @@ class CompareRoom(Room):
         mean_s = _mean_s(self.gateway.models[model])
         return begun(question, backends, policy.name, time.time(), mean_s, calibration)
 
-    async def _end(self, model: str, stage: Stage, why: str = "") -> None:
-        running = self.comparisons[model]
+    async def _end(self, model: str, running: Running, stage: Stage, why: str = "") -> None:
         known = await asyncio.to_thread(running.document)
         if running is not self.comparisons[model] or not running.is_running:
             return  # it has ended meanwhile
@@ -296,7 +295,7 @@ class CompareRoom(Room):
             running = self.comparisons.get(model)
             if running is None or not running.is_running:
                 raise GatewayError(409, f"Nothing of {model} is being compared.", code="not_running")
-            await self._end(model, Stage.STOPPED)
+            await self._end(model, running, Stage.STOPPED)
             return {"model": model, **await self._document(model)}
 
         @app.get("/admin/compare/report", tags=["admin"], response_class=Response)

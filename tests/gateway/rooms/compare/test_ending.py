@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gateway.rooms.compare.definition import Definition
 from gateway.rooms.compare.running import Running as Comparison
 from gateway.state.documents import Document
 from policies.balancing.least_loaded import LeastLoaded
-from policies.experiment.verdict import Stage
+from policies.experiment.verdict import Stage, Verdict
 from tests.gateway.conftest import MODEL, Running
 from tests.gateway.rooms.compare.support import (
     begin,
@@ -96,6 +97,20 @@ async def test_of_a_model_that_a_reload_removed_nothing_is_shown(gateway: Runnin
     shown = await gateway.admin("compare")
     gateway.gateway.models = models
     assert [*shown["models"]] == [name for name in (MODEL,) if name != removed]
+
+
+async def test_a_verdict_ends_no_other_comparison(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparing, own = room_of(gateway), await begin(gateway)
+    other, decided = Comparison(own.definition, own._statistics), replace(own.judge(0.0), stage=Stage.DECIDED)
+
+    def judge(_: float) -> Verdict:
+        comparing.comparisons[MODEL] = other  # begun meanwhile
+        return decided
+
+    monkeypatch.setattr(own, "judge", judge)
+    await comparing._judge_one(MODEL, own)
+    assert comparing.comparisons[MODEL] is other
+    assert other.is_running
 
 
 async def test_what_another_gateway_has_written_since_stays(
