@@ -113,9 +113,7 @@ async def test_a_verdict_ends_no_other_comparison(gateway: Running, monkeypatch:
     assert other.is_running
 
 
-async def test_what_another_gateway_has_written_since_stays(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_another_gateway_has_written_since_stays(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = gateway.gateway.state.documents
     put = documents.put
 
