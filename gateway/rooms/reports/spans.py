@@ -24,12 +24,12 @@ from opentelemetry.util.types import AttributeValue
 from backends import background
 from gateway import __version__
 from gateway.config.settings import OtlpSettings
+from gateway.relay.accounting import FAILED
 from gateway.rooms.reports.trail import Leg, Trail
 from policies.build import predicted_s
 from policies.features.request import Endpoint
 
 _SCOPE = InstrumentationScope("speculation-gateway", __version__)
-_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 _ATTEMPT_TIMEOUT_S = 3.0
 _OPERATIONS = {
     Endpoint.CHAT: "chat",
@@ -97,7 +97,7 @@ class Spans:
             parent,
             (trail.arrived_s + offset_s, trail.ended_s + offset_s),
             _of_request(trail, route),
-            is_error=trail.label in _FAILED or trail.status >= 500,
+            is_error=trail.label in FAILED or trail.status >= 500,
         )
         operation = _OPERATIONS.get(trail.endpoint)
         for number, leg in enumerate(trail.legs):
@@ -110,7 +110,7 @@ class Spans:
                 context,
                 (leg.began_s + offset_s, ended_s + offset_s),
                 _of_leg(trail, leg, operation, is_last=not following),
-                is_error=bool(following) or trail.label in _FAILED or trail.status >= 400,
+                is_error=bool(following) or trail.label in FAILED or trail.status >= 400,
             )
 
     def _span(
