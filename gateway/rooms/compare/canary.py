@@ -90,8 +90,10 @@ def canary(
         raise typer.Exit(1)
     say("Its engine is started as before.")
     _drained(admin, name, replica)
-    _started(admin, reference, None)
-    admin.post("/admin/resume", **reference)
+    try:
+        _started(admin, reference, None)
+    finally:  # it serves once its engine is there
+        admin.post("/admin/resume", **reference)
     raise typer.Exit(1)
 
 
