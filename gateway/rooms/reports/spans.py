@@ -58,7 +58,8 @@ class Spans:
 
     signal = "spans"
 
-    def __init__(self, settings: OtlpSettings) -> None:
+    def __init__(self, settings: OtlpSettings, scheme: str) -> None:
+        self._scheme = scheme  # of the gateway's address
         self._said = _FirstSaid()
         library = logging.getLogger("opentelemetry")  # the outlet counts and logs failed exports
         library.setLevel(logging.WARNING)
@@ -96,7 +97,7 @@ class Spans:
             context,
             parent,
             (trail.arrived_s + offset_s, trail.ended_s + offset_s),
-            _of_request(trail, route),
+            _of_request(trail, route) | {"url.scheme": self._scheme},
             is_error=trail.label in FAILED or trail.status >= 500,
         )
         operation = _OPERATIONS.get(trail.endpoint)
@@ -144,7 +145,6 @@ def _of_request(trail: Trail, route: str) -> Attributes:
         "http.request.method": trail.method,
         "http.route": route,
         "url.path": trail.path,
-        "url.scheme": "http",
         "http.response.status_code": trail.status,
         "error.type": _error_of(trail),
         "gateway.request_id": trail.request_id.decode("latin-1"),
