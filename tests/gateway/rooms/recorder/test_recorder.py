@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import time
@@ -356,6 +358,19 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_old_files_are_removed_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    clock = iter(range(10**9, 10**9 + 99))
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=1e-9), lambda: next(clock))
+    for _ in range(3):
+        files.write(b'{"prompt_tokens": 1}\n' * 100)
+        assert len(list(tmp_path.iterdir())) == 1, "but for the one that is written"
+    files.close()
 
 
 def test_files_age_while_nothing_is_written_and_whatever_the_clock_does(tmp_path: Path) -> None:
