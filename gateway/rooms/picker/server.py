@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends import background
 from backends.http.address import host_and_port
@@ -26,7 +26,7 @@ from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.messages import REQUEST, text_of
 from gateway.rooms.picker.settings import PickerSettings
-from gateway.rooms.picker.stream import Picking, ProtocolError, Stream
+from gateway.rooms.picker.stream import OwnAnswerTooLargeError, Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -38,6 +38,7 @@ _READY: Final = ("readiness", SERVICE, "")
 _CHECK_S: Final = 0.5
 _CLOSE_S: Final = 1.0  # after the relay has ended the requests in flight
 _MOST_CALLS: Final = 16_384
+_MOST_OWN_BYTES: Final = 64 << 20
 _OPTIONS: Final = (
     ("grpc.max_concurrent_streams", 1024),  # per connection; a proxy opens another one for more
     ("grpc.max_allowed_incoming_connections", 1024),
@@ -169,7 +170,7 @@ class PickerServer:
 
     def __init__(self, gateway: Gateway, own: ASGIApp) -> None:
         self._gateway = gateway
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://gateway")
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(bounded(own)), base_url="http://gateway")
         self._picking = Picking(gateway, Destinations(gateway.pool), client)
         self._health = health.HealthServicer()
         self._is_draining = False
@@ -239,6 +240,25 @@ class PickerServer:
             await self._health.set(
                 service, HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
             )
+
+
+def bounded(own: ASGIApp) -> ASGIApp:
+    """Return an application that stops an answer too large to be held whole, such as the output of a batch."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        left_bytes = _MOST_OWN_BYTES
+
+        async def send_part(message: Message) -> None:
+            nonlocal left_bytes
+            left_bytes -= len(message.get("body", b""))
+            if left_bytes < 0:
+                text = f"Through a proxy, an answer of the gateway has at most {_MOST_OWN_BYTES >> 20} MiB"
+                raise OwnAnswerTooLargeError(f"{text}: ask it directly.")
+            await send(message)
+
+        await own(scope, receive, send_part)
+
+    return answer
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:

@@ -49,6 +49,10 @@ class ProtocolError(Exception):
     """Raised if the proxy violates the protocol."""
 
 
+class OwnAnswerTooLargeError(Exception):
+    """Raised if the answer to one of the gateway's own paths is too large for one message to the proxy."""
+
+
 class Picking:
     """State shared by the streams of a process."""
 
@@ -170,8 +174,12 @@ class Stream:
             target = self._target.decode("latin-1")
             answer = await self._picking.own.request(self._method, target, headers=self._headers, content=body)
         except Exception as error:  # noqa: BLE001 -- the proxy needs some answer
-            background.note("own paths", error)
-            send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
+            known = gateway_failed()
+            if isinstance(error, OwnAnswerTooLargeError):
+                known = GatewayError(413, str(error), code="answer_too_large")
+            else:
+                background.note("own paths", error)
+            send_error(self, known, canonical_path(self._target), self._relay.new_request_id())
             return
         lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
         self.whole(answer.status_code, lines, answer.content)
