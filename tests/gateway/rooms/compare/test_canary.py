@@ -228,6 +228,15 @@ def test_a_replica_whose_engine_does_not_come_back_is_drained_no_more(monkeypatc
     assert told[-2:] == ["/admin/drain", "/admin/resume"]
 
 
+def test_a_model_that_a_reload_removes_ends_a_canary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Admin, "get", lambda *_: {"models": {}})
+    with pytest.raises(typer.Exit):
+        command_line._drained(Admin("", ""), MODEL, "a")
+    assert capsys.readouterr().err == f"{MODEL} is no longer in the pool file\n"
+
+
 def test_a_pod_that_comes_in_place_of_the_replica_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "_POLL_S", 0.0)
     came = EAGLE3 | {"method": "suffix", "num_speculative_tokens": 24}
