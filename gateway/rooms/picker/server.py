@@ -25,7 +25,6 @@ from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.messages import REQUEST, text_of
-from gateway.rooms.picker.settings import PickerSettings
 from gateway.rooms.picker.stream import OwnAnswerTooLargeError, Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
@@ -205,11 +204,10 @@ class PickerServer:
         host, port = opened.getsockname()[:2]
         address = host_and_port(host, port)
         opened.close()
-        settings = PickerSettings.of(self._gateway.settings)
-        if settings is None or settings.tls is None:
+        if (tls := self._picking.settings.tls) is None:
             server.add_insecure_port(address)
         else:
-            server.add_secure_port(address, _credentials(Certificate(settings.tls, "picker.tls")))
+            server.add_secure_port(address, _credentials(Certificate(tls, "picker.tls")))
 
     async def _process(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await Call(self._picking, context).serve()

@@ -66,6 +66,13 @@ class Picking:
         self._prefix = os.urandom(6).hex()
         self._names = 0
 
+    @property
+    def settings(self) -> PickerSettings:
+        """The current settings; `gateway picker` adds the section if the pool file omits it."""
+        found = PickerSettings.of(self.gateway.settings)
+        assert found is not None
+        return found
+
     def new_name(self) -> str:
         """Return a name for a request that is unique among all processes."""
         self._names += 1
@@ -215,9 +222,7 @@ class Stream:
         if headers is None:
             self._answering = background.start("own paths", self._answer_itself(body))
             return
-        settings = PickerSettings.of(picking.gateway.settings)
-        assert settings is not None
-        self._sender = ProxySender(self, picking.destinations, self._subset, settings.fallbacks)
+        self._sender = ProxySender(self, picking.destinations, self._subset, picking.settings.fallbacks)
         begin(self._relay, headers, body, self, self._sender)
 
     def _release_body(self) -> None:
@@ -233,10 +238,9 @@ class Stream:
 
     def answered_by(self, source: Source) -> None:
         """Set what answers the request."""
-        settings = PickerSettings.of(self._picking.gateway.settings)
-        self._source = source
-        if isinstance(source, Exchange) and settings is not None:
-            self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)
+        self._source, picking = source, self._picking
+        if isinstance(source, Exchange):
+            self._source = self.exchange = Picked(source, picking.destinations, picking.settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
         """Send the proxy the destinations of the request, in the order to try."""
