@@ -73,7 +73,7 @@ def _best(document: Mapping[str, Any], drafter: Mapping[str, Any] | None = None)
     depths = dict(zip(document["arms"], document["depths"], strict=True))
     findings = document["findings"]
     best = depths[findings[0]["better"]]
-    ranges: Ranges = []
+    by_batch: dict[int, int] = {}
     for at, load in enumerate(point["in_flight"] for point in findings[0]["curve"]):
         chosen, least = best, 1.0
         for each in findings:
@@ -81,10 +81,14 @@ def _best(document: Mapping[str, Any], drafter: Mapping[str, Any] | None = None)
             factor = 1.0 if drafter is None else configured(drafter, other, load) / configured(drafter, best, load)
             if factor / each["curve"][at]["low"] < least:
                 chosen, least = other, factor / each["curve"][at]["low"]
+        batch = max(1, round(load))
+        by_batch[batch] = chosen if by_batch.get(batch, chosen) == chosen else best
+    ranges: Ranges = []
+    for batch, chosen in sorted(by_batch.items()):
         if ranges and ranges[-1][2] == chosen:
-            ranges[-1][1] = round(load)
+            ranges[-1][1] = batch
         else:
-            ranges.append([1 if not ranges else ranges[-1][1] + 1, max(1, round(load)), chosen])
+            ranges.append([1 if not ranges else ranges[-1][1] + 1, batch, chosen])
     return ranges
 
 

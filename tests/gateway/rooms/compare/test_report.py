@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.rooms.compare.report import cost_of, lines_of
 
 
@@ -30,3 +32,18 @@ def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
     assert "made all 5 passes at each depth" in untold
     assert untold.count("--speculative-config") == 1
+
+
+@pytest.mark.parametrize(
+    ("loads", "written"),
+    [
+        ({0.4: 1.2, 0.9: 0.9}, '"num_speculative_tokens": 3'),  # both are batches of one request
+        ({0.4: 1.2, 0.9: 1.2, 1.3: 0.9, 2.6: 0.9}, '"num_speculative_tokens": 3'),
+        ({0.4: 1.2, 1.2: 1.2, 1.6: 0.9, 5.0: 0.9, 9.0: 1.2}, "[[1, 1, 1], [2, 5, 3], [6, 9, 1]]"),
+    ],
+)
+def test_ranges_of_batches_follow_one_another(loads: dict[float, float], written: str) -> None:
+    curve = [{"in_flight": load, "low": low} for load, low in loads.items()]
+    finding = {"better": "k = 3", "other": "k = 1", "curve": curve}
+    document = {"arms": {"k = 1": {}, "k = 3": {}}, "depths": [1, 3], "findings": [finding]}
+    assert written in lines_of(document, "k = 3")
