@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.health import SERVING
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import AsJson, say, say_json
 
@@ -37,7 +38,7 @@ def drain(
         f"{model}/{backend} is {answer['state']}; {_in_flight(answer)} requests in flight there finish. "
         f"`gateway resume {name}` sends it requests again."
     )
-    if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
+    if not any(each["state"] in SERVING for other, each in backends.items() if other != backend):
         say(f"warning: no other replica of {model} is up: its requests are refused", err=True)
     while wait:
         time.sleep(_POLL_S)  # before it is asked: another worker may answer
