@@ -64,6 +64,7 @@ class State:
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._told = set[str]()  # kinds of errors logged since the last success
 
     async def start(self) -> None:
         """Start to synchronize, and wait up to one second for the first read.
@@ -155,8 +156,9 @@ class State:
         return changed, time.thread_time() - began_s
 
     def _note_failure(self, error: StateError) -> None:
-        if not self._failures:
+        if error.kind not in self._told:
             logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
+        self._told.add(error.kind)
         self._failures += 1
         if self._series is not None:
             self._series.connected.set(0)
@@ -166,6 +168,7 @@ class State:
         if self._failures or not self._tried.is_set():
             logger.info("state is kept in %s", store.location)
         self._failures = 0
+        self._told.clear()
         if self._series is None:
             return
         self._series.connected.set(1)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from backends.health import SERVING
 from backends.speculation import Method, method_named
 from backends.validation import UsageError, did_you_mean
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
@@ -146,7 +147,7 @@ def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, A
     """Return the replicas to compare it with; `wanted` includes the `_rest` of its config."""
     ways = {name: (_way(each), _rest(each["speculative_config"])) for name, each in members.items()}
     own = ways.pop(replica)
-    alike = [other for other, way in ways.items() if way == own and members[other]["state"] == "up"]
+    alike = [other for other, way in ways.items() if way == own and members[other]["state"] in SERVING]
     if not alike:
         raise UsageError(
             f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"

@@ -165,6 +165,7 @@ EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "state": "up", "in_fl
 
 def test_with_the_same_method_and_depth_the_config_tells_one_head_from_the_other() -> None:
     members = {name: EAGLE3 | {"speculative_config": ONE} for name in "ab"}
+    members["a"]["state"] = "recovering"  # it serves
     one, other = ((("eagle3", 3), command_line._rest(config)) for config in (ONE, OTHER))
     assert command_line._alike("b", members, other) == ["a"]
     with pytest.raises(UsageError, match="b serves so already: eagle3 with 3 tokens"):
