@@ -62,7 +62,9 @@ class PastReplay:
         errors = " and ".join(f"{error:+.1%} in the {what} of {name}" for error, what, name in worst)
         start = "Not to be relied on: a" if (self.error or 0.0) > ERROR else "A"
         of = ", on requests that the fit has not seen" if self.pool.is_fitted else ""
-        return f"{start} replay of the past is off by at most {errors}{of}."
+        unknown = [one.name for one in self.pool.replicas if one.name not in {each.name for each in self.replicas}]
+        rest = f" For {', '.join(unknown)} it is not known: the trace has too few of their times." if unknown else ""
+        return f"{start} replay of the past is off by at most {errors}{of}.{rest}"
 
     def beside(self, verdict: str) -> str:
         """Return a verdict with the replay's error, which comes first if it is large."""
