@@ -57,7 +57,8 @@ class PastReplay:
     def said(self) -> str:
         """Return the largest errors in words."""
         if not self.replicas:
-            return "How far this is off is not known: the trace has no times of these replicas."
+            few = "too few" if self.pool.is_fitted else "no"
+            return f"How far this is off is not known: the trace has {few} times of these replicas."
         worst = [max(found, key=lambda one: abs(one[0])) for time in _JUDGED if (found := self._errors(time))]
         errors = " and ".join(f"{error:+.1%} in the {what} of {name}" for error, what, name in worst)
         start = "Not to be relied on: a" if (self.error or 0.0) > ERROR else "A"

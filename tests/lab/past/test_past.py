@@ -195,6 +195,8 @@ def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, conf
     write_trace(trace, known[:5])
     error = refused("replay", trace, "--config", config)
     assert "--calibration: the trace has times of only 5 requests of plain, lookup, head" in error
+    write_trace(trace, known[:20])
+    assert "not known: the trace has too few times of these replicas." in run("replay", trace, "--config", config)[1]
     # A replica that has served nothing has what the others show, and it is said that nothing of it was compared.
     write_trace(trace, [one for one in known if one.backend == "plain"])
     code, printed, _ = run("replay", trace, "--config", config)
