@@ -185,6 +185,15 @@ def test_a_plan_goes_by_what_was_recorded_of_the_present_pool(hidden: str, confi
 
 
 @pytest.mark.slow
+def test_k_by_load_goes_by_step_times_fitted_to_records(hidden: str, config: Path, tmp_path: Path) -> None:
+    trace, out = tmp_path / "t.jsonl", tmp_path / "k.yaml"
+    write_trace(trace, recorded(hidden, 300, 6.0))
+    code, _, error = run("tune", trace, "--config", config, "--out", out, "--schedule")
+    assert code == 0, error
+    assert list(yaml.safe_load(out.read_text())["backends"]) == ["head"]
+
+
+@pytest.mark.slow
 def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, config: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     known = recorded(hidden, 300, 6.0)
