@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, with_ranges
+from backends.calibration.batch_schedule import SCHEDULED, with_ranges
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import PROFILE_CONTEXT, PROFILE_CONTEXT_KEY
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 from backends.validation import UsageError
 from lab.parallel import all_cores
 from lab.past.check import past_of
@@ -56,7 +56,7 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
     adaptive = replace(spec, config={**config, _ADAPTIVE: True}, profile_context=None)
     found = {
         _NONE: replace(spec, method=Method.BASELINE, config={}),
-        _FIXED: replace(spec, config=config),
+        _FIXED: spec,
         f"adaptive, profiled with {PROFILE_CONTEXT:,}": adaptive,
         f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
     }

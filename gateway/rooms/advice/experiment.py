@@ -54,7 +54,7 @@ def experiment(model: ModelEvidence) -> list[Finding]:
     )
     saves = f"{worth:.1%} of the time of all answers in the mean, if the better of both is taken afterwards"
     saves += f"; meanwhile the answers of both take at most {_lost(model, one, other, gain):.1%} longer"
-    change = f"gateway compare start --a {one.method} --b {other.method} --for 1h"
+    change = f"gateway compare start --model {model.name} --a {one.method} --b {other.method} --for 1h"
     return [Finding("experiment", model.name, one.name, title, None, evidence, change, saves)]
 
 

@@ -113,7 +113,7 @@ class BatchesRoom(Room):
 
     async def _look(self) -> None:
         """Begin and end the batches that are due."""
-        paths = [f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open")]
+        paths = dict.fromkeys(f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open"))
         for ended in [each for each, task in self._tasks.items() if task.done() and each.open not in paths]:
             del self._tasks[ended], self._runs[ended]
         for path in paths:

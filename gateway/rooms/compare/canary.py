@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
@@ -89,9 +90,7 @@ def canary(
         say(f"{replica} gets no new requests: start its engine as before, then `gateway resume {replica}`.")
         raise typer.Exit(1)
     say("Its engine is started as before.")
-    _drained(admin, name, replica)
-    _started(admin, reference, None)
-    admin.post("/admin/resume", **reference)
+    _restored(admin, reference)
     raise typer.Exit(1)
 
 
@@ -162,7 +161,7 @@ def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, A
 def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | None) -> None:
     """Restart an engine of the gateway and wait until it is ready; if it does not start, restore the previous one."""
     model, replica = reference["model"], reference["backend"]
-    before = admin.get("/admin/pool")["models"][model]["backends"][replica]["pid"]
+    before = _members(admin, model)[replica]["pid"]
     admin.post("/admin/try", **reference, speculative_config=config)
     say(f"The engine of {replica} is started anew; waiting until it is ready ...")
     found = _until(admin, model, replica, lambda each: each["process"] in _STARTED and each["pid"] != before)
@@ -176,9 +175,26 @@ def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | N
     raise typer.Exit(1)
 
 
-def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]:
+def _restored(admin: Admin, reference: dict[str, str]) -> None:
+    """Restart the engine of a drained replica as before; it serves once that is ready."""
+    _drained(admin, reference["model"], reference["backend"])
+    try:
+        _started(admin, reference, None)
+    finally:
+        admin.post("/admin/resume", **reference)
+
+
+def _members(admin: Admin, model: str) -> dict[str, Any]:
+    """Return the replicas of a model; if a reload has removed it, print a message and exit 1."""
+    found = admin.get("/admin/pool")["models"].get(model)
+    if found is None:
+        raise failure(f"{model} is no longer in the pool file")
+    return dict(found["backends"])
+
+
+def _until(admin: Admin, model: str, replica: str, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Wait until a condition holds for a replica, which may be away meanwhile; return its description."""
-    while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
+    while not ((each := _members(admin, model).get(replica)) and holds(each)):
         time.sleep(_POLL_S)
     return dict(each)
 
@@ -187,7 +203,7 @@ def _back(admin: Admin, model: str, replica: str, before: dict[str, Any], wanted
     """Wait until a restarted engine serves as wanted; return its replica, a new one if its pod was replaced."""
     is_restarted = _way(before[replica]) != wanted  # another head shows by the restart alone
     while True:
-        now = admin.get("/admin/pool")["models"][model]["backends"]
+        now = _members(admin, model)
         is_restarted |= replica not in now or now[replica]["state"] == "down"
         for name in [replica] if replica in now else now.keys() - before.keys():
             if is_restarted and _way(now[name]) == wanted and now[name]["state"] not in {"down", "starting"}:

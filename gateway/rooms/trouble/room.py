@@ -76,8 +76,9 @@ class TroubleRoom(Room):
             problems = await asyncio.to_thread(list, map(_Ended.problem, answers))
             for answer, problem in zip(answers, problems, strict=True):
                 answer.watch.observe("unusable" if problem else "", answer.lost_s)
-            for model in [*self.gateway.models.values()]:
-                await asyncio.to_thread(model.troubles.refresh)
+            for name, model in [*self.gateway.models.items()]:
+                with background.guarded("policies", of=f"the troubles of {name}"):
+                    await asyncio.to_thread(model.troubles.refresh)
             await asyncio.sleep(_PERIOD_S)
 
 
