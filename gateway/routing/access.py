@@ -190,9 +190,11 @@ class Access:
                     raise too_large(most_bytes)
                 return None
         if path not in self._exact and not path.startswith(self._beginnings):
-            raise GatewayError(
-                404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"
-            )
+            said = f"{path} is not in `paths` of this gateway's pool file, so it is not relayed."
+            for meant in (f"/v1{path}", path.removeprefix("/v1")):  # of a base URL without /v1, or with a second one
+                if meant != path and (meant in self._exact or meant.startswith(self._beginnings)):
+                    said += f" Did you mean {meant}?"
+            raise GatewayError(404, said, code="path_closed")
         return read_head(method, client, path, relayed_target(path, target), headers, self.lines_for(by_name))
 
     def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -26,7 +26,7 @@ def canary(
     replica: Annotated[str, typer.Option(help="The replica that tries it.")],
     config: Annotated[str, typer.Option("--with", help="Its new --speculative-config, as JSON; {} for none.")],
     *,
-    lasts: Annotated[str, typer.Option("--for", help="The comparison ends by then: 90m, 2h, 1d.")] = "2h",
+    lasts: Annotated[str, typer.Option("--for", help="Longest duration of the comparison: 90m, 2h, 1d.")] = "2h",
     block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",

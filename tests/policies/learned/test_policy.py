@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -224,7 +225,9 @@ def test_the_table_can_be_read_as_rules() -> None:
     assert policy.choose(request("code"), pool.backends).backend == "suffix"
     assert policy.choose(request("chat"), pool.backends).backend == "eagle3"
     assert rules.settings.rules[-1].when.conditions() == {}
-    assert "% of the requests" in rules.text
+    assert len(rules.settings.rules) > 1
+    shares = re.findall(r"# (\d+)% of the requests", rules.text)
+    assert sum(map(int, shares)) == pytest.approx(100, abs=len(shares))
     shown = in_words(pool.policy.known, pool.backends)
     assert any(line.startswith("code, temperature below 0.05") and ": suffix," in line for line in shown)
 
