@@ -223,8 +223,8 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
     rules.append({"name": _DEFAULT, "weights": weights, "slack": slack})
     written.append(default)
     matched = [0.0] * len(written)
-    for kind in kinds:
-        matched[next(number for number, rule in enumerate(written) if rule.has(kind))] += kind.requests
+    for kind in kinds:  # those left out are of no rule but the last, which has no conditions
+        matched[next((number for number, rule in enumerate(written) if rule.has(kind)), -1)] += kind.requests
     return Rules(ThresholdSettings.model_validate({"rules": rules}), written, matched)
 
 
