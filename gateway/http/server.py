@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from backends import background
 from backends.background import Seldom
 from backends.http.wire import WriteBatch
 from gateway.http.reply import Connection, DateLine, HttpReply
@@ -163,7 +164,11 @@ class HttpServer:
         """Check the timeouts of all connections; one timer for all saves two timer changes per request."""
         now_s = time.monotonic()
         for connection in list(self.connections):
-            connection.check(now_s)
+            try:
+                connection.check(now_s)
+            except Exception as error:  # noqa: BLE001 -- the others must still be checked
+                background.note("connections", error)
+                connection.abort()
         running = bool(self.connections)
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check) if running else None
 

@@ -129,6 +129,31 @@ async def test_a_client_that_stalls_its_body_is_refused() -> None:
             assert status(await reader.readline()) == 408
 
 
+class Failing(Echo):
+    """Fails to refuse the first request."""
+
+    refused = 0
+
+    def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
+        self.refused += 1
+        if self.refused == 1:
+            raise RuntimeError
+        super().refuse(reply, status, reason)
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_a_service_that_fails_to_refuse_one_client_still_refuses_the_others() -> None:
+    async with serving(Failing(), ServerLimits(head_s=0.2)) as served:
+        answers = []
+        for _ in range(2):
+            reader, writer = await served.connect()
+            writer.write(b"GET /a HTTP/1.1\r\n")
+            async with asyncio.timeout(TIMEOUT_S):
+                answers.append(await reader.read())
+        assert answers[0] == b""
+        assert status(answers[1]) == 408
+
+
 async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyncio.StreamReader:
     """Send a request on a connection of its own, and wait until the service handles it."""
     reader, writer = await served.connect(limit)
