@@ -125,13 +125,13 @@ class ModelQueue:
         self.waiting_bytes += size_bytes
         return place
 
-    def leave(self, place: Place) -> None:
-        """Remove a request from the queue, unless it has left already."""
+    def leave(self, place: Place) -> bool:
+        """Remove a request from the queue; return False if it has left already."""
         lines = self._lines.get(place.members, {})
         line = lines.get(place.party, [])
         at = bisect_left(line, place)
         if at == len(line) or line[at] is not place:
-            return
+            return False
         del line[at]
         if not line:
             del lines[place.party]
@@ -140,6 +140,7 @@ class ModelQueue:
         place.party.leave()
         self.waiting -= 1
         self.waiting_bytes -= place.size_bytes
+        return True
 
     def dispatch(self) -> None:
         """Send what can be sent. Called whenever a backend may take more, so that none stays idle."""
@@ -169,8 +170,8 @@ class ModelQueue:
         """End the requests that have waited too long; called about twice a second."""
         self.shares.age()
         for place in [place for line in self._each_line() for place in line]:
-            if now_s - place.since_s < self.bounds.max_wait_s:
-                continue
+            if now_s - place.since_s < self.bounds.max_wait_s or not self.leave(place):
+                continue  # the end of another may have made room, so that it was sent
             error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
             try:
                 place.waiter.candidates(())
@@ -235,9 +236,9 @@ class ModelQueue:
             text = f"The queue of {self.model} is full: {self.waiting} requests wait for a backend."
             raise self.refusal("full", text)
         for place in evicted:
-            self.leave(place)
-            text = f"The queue of {self.model} is full, and a request of higher priority has come."
-            place.waiter.end_with_error(self.refusal("evicted", text))
+            if self.leave(place):
+                text = f"The queue of {self.model} is full, and a request of higher priority has come."
+                place.waiter.end_with_error(self.refusal("evicted", text))
 
 
 def _charge(waiter: Waiter, party: Party) -> Charge | None:
