@@ -58,7 +58,7 @@ class _Peer:
     counts: bool = False  # whether its last report counts: it has reported twice, and lately
     was_counted: bool = False  # whether the last `settle` counted it
     in_flight: dict[str, int] = field(default_factory=dict)
-    ejections: dict[str, int] = field(default_factory=dict)  # number of the last ejection applied, by replica
+    ejections: dict[str, int] = field(default_factory=dict)  # numbers of its current ejections, by replica
     answered: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -101,11 +101,12 @@ class Peers:
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
 
     def follow(self, keyring: Keyring, models: Mapping[str, Model], shares: Mapping[str, FairShares]) -> None:
-        """Replace the keys, models and shares, and clear the names of replicas, which may have changed too."""
+        """Replace the keys, models and shares; forget replicas that have left."""
         self._keyring, self._models, self._shares = keyring, models, shares
         self._ids.clear()
         present = {self._id(backend) for backend in self._pool}
         self._draining = {replica: said for replica, said in self._draining.items() if replica in present}
+        self._answered = {replica: sums for replica, sums in self._answered.items() if replica in present}
 
     def set_drained(self, backend: Backend, *, drained: bool) -> None:
         """Drain or resume a replica, here and at the peers."""
@@ -182,8 +183,8 @@ class Peers:
         self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():
             if ejection.number > peer.ejections.get(replica, 0):
-                peer.ejections[replica] = ejection.number
                 self._apply(replica, ejection)
+        peer.ejections = {replica: ejection.number for replica, ejection in report.ejected.items()}
         # Drop replicas that have left: else two peers would repeat them to each other forever.
         present = {self._id(backend) for backend in self._pool} if report.draining else set()
         for replica, said in report.draining.items():

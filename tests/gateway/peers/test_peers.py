@@ -164,6 +164,7 @@ def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     assert decode(two.peers.report).ejected == {}, "and not passed on"
     exchange(one, two, passed_s=120.0)
     assert not one.peers._ejections, "nothing is kept of ejections that are over"
+    assert not any(peer.ejections for peer in two.peers._peers.values()), "nor at the peers"
 
 
 def test_what_an_operator_said_last_counts_at_all() -> None:
@@ -193,6 +194,18 @@ async def test_a_replica_that_leaves_one_process_after_the_other_is_not_drained_
     late = PeerProcess(one.peers._clock)  # which has the replica again
     exchange(one, two, late, rounds=3, passed_s=1.0)
     assert late.backends[0].health.state is State.UP
+
+
+async def test_nothing_is_kept_of_the_answers_of_replicas_that_have_left() -> None:
+    one, two = known(2)
+    for backend in two.backends:
+        backend.answered_tokens, backend.answered_steps = 60.0, 20.0
+    exchange(one, two, passed_s=1.0)
+    one.peers.follow(one.keyring, one.models, {})
+    assert len(one.peers._answered) == 2
+    one.pool.update(one.backends[1:], [], one.pool.rules)
+    one.peers.follow(one.keyring, one.models, {})
+    assert one.peers._answered.keys() == {one.backends[1].url}
 
 
 def test_stored_responses_are_found_by_all() -> None:
