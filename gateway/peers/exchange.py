@@ -68,7 +68,7 @@ class PeerExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        with contextlib.suppress(StateError, TimeoutError):
+        with contextlib.suppress(StateError, OSError):  # includes the timeout
             leaving = asyncio.get_running_loop().run_in_executor(self._thread, self._live.leave)
             await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)

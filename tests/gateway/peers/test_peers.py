@@ -336,6 +336,14 @@ def test_strays_in_the_folder_stop_no_report(tmp_path: Path) -> None:
     assert "one" not in two._known, "what has left is forgotten"
 
 
+async def test_a_folder_of_reports_that_is_none_any_more_does_not_stop_the_end_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("")
+    process = PeerProcess(time.monotonic)
+    exchange = PeerExchange(process.peers, LiveFolder(tmp_path / "reports", process.peers.writer), Registry())
+    exchange.start()
+    await exchange.stop()
+
+
 async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) -> None:
     good, reader = (PeerProcess(time.monotonic) for _ in range(2))
     exchange = PeerExchange(reader.peers, LiveFolder(tmp_path, reader.peers.writer), Registry())
