@@ -104,7 +104,6 @@ class ServerConnection(Connection):
 
     def shutdown(self) -> None:
         """Close the connection once the current request, or one that may be on its way, has been answered."""
-        self.server.is_stopping = True
         if self.reply is not None:
             self.reply.keep_alive = False
         elif self._transport is not None and not self.is_closing:
@@ -197,7 +196,8 @@ class ServerConnection(Connection):
         if count == _MAX_IN_A_ROW and self.reply is None:
             self._read_later()
         if waiting_bytes or reader.is_reading_body or self.held_bytes:
-            self.server.hold(self, reader.held_bytes())
+            before, self.held_bytes = self.held_bytes, reader.held_bytes()
+            self.server.hold(self.held_bytes - before)
 
     def _must_wait(self, count: int) -> bool:
         """Return whether the next request must wait: for an answer, a slow client, or other connections."""
@@ -232,7 +232,8 @@ class ServerConnection(Connection):
         """Drop what has been read."""
         self._reader.drop()
         if self.held_bytes:
-            self.server.hold(self, 0)
+            self.server.hold(-self.held_bytes)
+            self.held_bytes = 0
 
     def _read_later(self) -> None:
         """Read waiting requests in a later turn of the event loop."""

@@ -56,7 +56,7 @@ class Connection(ABC):
 
     def __init__(self, writes: WriteBatch | None, date: DateLine) -> None:
         self.date = date
-        self.held_bytes = 0  # bytes of its unfinished request, as the server counts them
+        self.held_bytes = 0  # bytes of its unfinished request
         self.reply: HttpReply | None = None  # the current request: being read or answered
         self._writes = writes  # batches the writes of whole answers; None writes immediately
         self._transport: Any = None

@@ -90,10 +90,17 @@ class HttpServer:
         self._idlest_again_s = 0.0
         self._warned = Seldom()
 
-    def forget_heads(self) -> None:
-        """Ask the service about the next request of each connection, as its answer may have changed."""
+    def change(self, limits: ServerLimits) -> None:
+        """Replace the limits; ask the service about the next request of each connection, as its answer may change."""
+        self.limits = limits
         for connection in self.connections:
             connection.forget_head()
+
+    def shutdown(self) -> None:
+        """Close each connection once its current request, or one that may be on its way, has been answered."""
+        self.is_stopping = True
+        for connection in list(self.connections):
+            connection.shutdown()
 
     def register(self, connection: Connection) -> bool:
         """Track a connection until it is lost, and check its timeouts; return whether there is room for it."""
@@ -133,11 +140,9 @@ class HttpServer:
             self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=_since_of)
             self._idlest.reverse()
 
-    def hold(self, connection: Connection, held_bytes: int) -> None:
-        """Count the bytes of unfinished requests on a connection, and refuse the largest ones above the limit."""
-        more_bytes = held_bytes - connection.held_bytes
+    def hold(self, more_bytes: int) -> None:
+        """Count more bytes of unfinished requests, or fewer, and refuse the largest ones above the limit."""
         self._held_bytes += more_bytes
-        connection.held_bytes = held_bytes
         if more_bytes > 0 and self._held_bytes > self.limits.unfinished_bytes:
             self._shed()
 

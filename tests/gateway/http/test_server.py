@@ -302,8 +302,7 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         writer.write(sent)
         open_ones: Any = served.http.connections  # whose type is what the server knows of them
         await eventually(lambda: any(each._reader.waiting_bytes() == len(sent) for each in open_ones))
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])
         async with asyncio.timeout(TIMEOUT_S):
             answer = await reader.read()
@@ -316,8 +315,7 @@ async def test_a_request_in_flight_is_the_last_of_its_connection_at_a_server_tha
     service = Streaming()
     async with serving(service, LIMITS) as served:
         reader = await begun(served)
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         service.handled[0].end()
         async with asyncio.timeout(TIMEOUT_S):
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
@@ -328,8 +326,7 @@ async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: p
     async with serving(Echo(), LIMITS) as served:
         reader, _ = await served.connect()
         await eventually(lambda: served.http.connections)
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         async with asyncio.timeout(TIMEOUT_S):
             assert await reader.read() == b""
 
