@@ -54,11 +54,11 @@ class DateLine:
 class Connection(ABC):
     """A client connection as replies and the server see it: its writing half; a subclass reads."""
 
-    def __init__(self, writes: WriteBatch | None, date: DateLine) -> None:
+    def __init__(self, writes: WriteBatch, date: DateLine) -> None:
         self.date = date
         self.held_bytes = 0  # bytes of its unfinished request
         self.reply: HttpReply | None = None  # the current request: being read or answered
-        self._writes = writes  # batches the writes of whole answers; None writes immediately
+        self._writes = writes  # batches the writes of whole answers
         self._transport: Any = None
         self._is_paused = False  # reading from the client is paused
         # When a slow client became slow, or last received some of the unsent bytes; 0.0 if it is not slow.
@@ -88,18 +88,12 @@ class Connection(ABC):
     def write(self, data: bytes) -> None:
         """Write at the end of the event loop's iteration."""
         if self._transport is not None:
-            if self._writes is not None:
-                self._writes.add(self._transport, data)
-            else:
-                self._transport.write(data)
+            self._writes.add(self._transport, data)
 
     def write_now(self, data: bytes) -> None:
         """Write now, as for a chunk of a stream."""
         if self._transport is not None:
-            if self._writes is not None:
-                self._writes.write_now(self._transport, data)
-            else:
-                self._transport.write(data)
+            self._writes.write_now(self._transport, data)
 
     def pause_reading(self, *, is_paused: bool) -> None:
         """Pause or resume reading from the client."""

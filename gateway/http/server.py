@@ -71,16 +71,10 @@ class Service(Protocol):
 class HttpServer:
     """What the connections of a server share."""
 
-    def __init__(
-        self,
-        service: Service,
-        limits: ServerLimits,
-        *,
-        writes: WriteBatch | None = None,
-    ) -> None:
+    def __init__(self, service: Service, limits: ServerLimits, writes: WriteBatch | None = None) -> None:
         self.service = service
         self.limits = limits
-        self.writes = writes  # batches the writes of whole answers; None writes immediately
+        self.writes = writes or WriteBatch()  # batches the writes of whole answers
         self.is_stopping = False  # whether the server is stopping: no connection accepts another request
         self.connections: set[Connection] = set()  # the open ones
         self.date = DateLine()
@@ -161,8 +155,7 @@ class HttpServer:
 
     def close(self, transport: Any) -> None:
         """Close a transport after its pending writes."""
-        if self.writes is not None:
-            self.writes.flush()
+        self.writes.flush()
         transport.close()
 
     def _check(self) -> None:

@@ -57,7 +57,7 @@ class Server:
         limits = server_limits(settings)
         self._own = OwnPaths(self.app, gateway)
         frontend = HttpFrontend(gateway, self._own, self.tasks, scheme=settings.scheme)
-        self._clients = HttpServer(frontend, limits, writes=gateway.relay.writes)
+        self._clients = HttpServer(frontend, limits, gateway.relay.writes)
         own = OwnPaths(self.app, gateway, is_admin=True)
         frontend = HttpFrontend(gateway, own, self.tasks, is_admin=True, scheme=settings.scheme)
         self._operators = HttpServer(frontend, limits)
