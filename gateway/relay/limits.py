@@ -156,25 +156,20 @@ class Limits:
     def __init__(self, max_in_flight: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         # Limit of requests in flight in this process, over all keys; None for no limit.
         self._max_in_flight = max_in_flight
-        self._in_flight = 0
+        self.in_flight = 0  # requests in flight in this process, over all keys
         self._clock = clock  # returns monotonic seconds
         self._accounts: dict[str, _Account] = {}  # by client id, as all below
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
         self._share = 1.0  # this process's part of what is left, until the next exchange
 
-    @property
-    def in_flight(self) -> int:
-        """Requests in flight in this process, over all keys."""
-        return self._in_flight
-
     def enter(self, client: Client) -> None:
         """Admit a request, or raise. Each call that returns needs a later call of `leave`."""
         has_key = client is not UNAUTHENTICATED
-        if has_key and self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
+        if has_key and self._max_in_flight is not None and self.in_flight >= self._max_in_flight:
             raise GatewayError(
                 503,
-                f"The gateway is at its limit of {self._in_flight} requests in flight: try again shortly.",
+                f"The gateway is at its limit of {self.in_flight} requests in flight: try again shortly.",
                 code="gateway_full",
                 retry_after_s=1.0,
             )
@@ -194,7 +189,7 @@ class Limits:
             self._check(client, account.requests, "requests", account.spent)
         if account.tokens is not None:
             self._check(client, account.tokens, "tokens", 0)
-        self._in_flight += has_key
+        self.in_flight += has_key
         if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
@@ -231,7 +226,7 @@ class Limits:
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""
         self._account(client).end(tokens)
-        self._in_flight -= client is not UNAUTHENTICATED
+        self.in_flight -= client is not UNAUTHENTICATED
 
     def enter_line(self, client: Client, ahead_tokens: float) -> bool:
         """Admit a batch line if enough of its key's limits is left; `ahead_tokens` is the cost of the lines in flight.

@@ -126,6 +126,8 @@ class Upstream:
 
 
 _MOST_OVERUSE: Final = 5.0
+_WINDOW_S: Final = 10.0
+"""Time constant of the arrival rate."""
 
 
 class Traffic:
@@ -133,15 +135,14 @@ class Traffic:
 
     Examples
     --------
-    >>> traffic = Traffic(window_s=10.0)
+    >>> traffic = Traffic()
     >>> for second in range(60):
     ...     traffic.arrive(float(second))
     >>> round(traffic.qps(60.0), 2)
     0.95
     """
 
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_s = window_s  # time constant of the arrival rate, in seconds
+    def __init__(self) -> None:
         self._rate = 0.0
         self._at_s = 0.0
         self.in_flight = 0
@@ -177,13 +178,13 @@ class Traffic:
 
     def arrive(self, now_s: float) -> None:
         """Count an arrival."""
-        self._rate = self.qps(now_s) + 1.0 / self._window_s
+        self._rate = self.qps(now_s) + 1.0 / _WINDOW_S
         self._at_s = now_s
         self.arrived += 1
 
     def qps(self, now_s: float) -> float:
         """Return the exponentially weighted arrivals per second, an unbiased estimate of a Poisson rate."""
-        return self._rate * math.exp((self._at_s - now_s) / self._window_s) if self._rate else 0.0
+        return self._rate * math.exp((self._at_s - now_s) / _WINDOW_S) if self._rate else 0.0
 
 
 _SHARE: Final = 0.2

@@ -129,7 +129,7 @@ class Router:
             items = _texts(document.get("input"))
         elif endpoint is _CHAT or endpoint is _COMPLETIONS:
             has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
-            if model.ask_usage:
+            if model.ask_usage and document.get("stream") is True:
                 usage_options = options_to_ask(document)
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
         is_narrowed = model.name in self._narrowing

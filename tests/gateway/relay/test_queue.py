@@ -285,8 +285,9 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     relay.model.observe = outcomes.append
     ask(relay, "-")
     exchange, _ = ask(relay, "1")
+    assert exchange.place is not None
     exchange.delivery.arrived_s -= 100.0
-    relay.context.queues["m"]._clock = lambda: later(100.0)
+    exchange.place.since_s -= 100.0
     relay.answer("a")
     relay.begin_stream("a", FIRST)
     relay.receiver("a").on_end()
