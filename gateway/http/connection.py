@@ -166,10 +166,11 @@ class ServerConnection(Connection):
         reader, count = self._reader, 0
         self._is_reading = True
         try:
-            while not self.is_closing and (reader.is_reading_body or not self._must_wait(count)):
-                event = reader.next()
-                if event == NOTHING:
-                    break
+            while (
+                not self.is_closing
+                and (reader.is_reading_body or not self._must_wait(count))
+                and (event := reader.next()) != NOTHING
+            ):
                 if event == HEAD:
                     count += 1
                     self.is_new, self._read_s = False, 0.0
@@ -187,6 +188,9 @@ class ServerConnection(Connection):
                     self._expect_more(reply)
         except RequestError as error:
             self._refuse(error.status, error.reason)
+        except Exception:
+            self.abort()  # a defect, which the event loop logs
+            raise
         self._is_reading = False
         if self.is_closing:
             return

@@ -162,6 +162,27 @@ async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyn
     return reader
 
 
+class Broken(Streaming):
+    """Fails to handle the second request."""
+
+    def handle(self, reply: HttpReply, body: bytes) -> None:
+        super().handle(reply, body)
+        if len(self.handled) == 2:
+            raise RuntimeError
+
+
+async def test_a_connection_whose_waiting_request_cannot_be_handled_is_closed() -> None:
+    service = Broken()
+    async with serving(service, LIMITS) as served:
+        reader = await begun(served)
+        served.writers[0].write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+        open_ones: Any = served.http.connections  # whose type is what the server knows of them
+        await eventually(lambda: all(each._reader.waiting_bytes() for each in open_ones))
+        service.handled[0].end()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await reader.read()).endswith(b"0\r\n\r\n")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_often_swept")
 async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> None:
