@@ -66,7 +66,8 @@ class PolicyVersions:
         """Apply the documents now and whenever they change; called before the gateway starts."""
         if isinstance(self.policy, Learned):
             self.documents.watch(self._document("pin"), partial(self._apply, self.policy))
-        self.documents.watch(self._document("thaw"), lambda document: self.guardrail.thaw())
+        name = self._document("thaw")
+        self.documents.watch(name, partial(self._thaw, self.documents.get(name)))
 
     def unfollow(self) -> None:
         """Stop applying the documents: the policy is gone."""
@@ -173,6 +174,11 @@ class PolicyVersions:
             return
         policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
+
+    def _thaw(self, known: Document | None, document: Document) -> None:
+        """Thaw the guardrail, unless that was done for the policy before it, which has the same guardrail."""
+        if document != known:
+            self.guardrail.thaw()
 
     def _learned(self) -> Learned:
         if isinstance(self.policy, Learned):

@@ -16,6 +16,7 @@ from benchmarks.metrics_page import total
 from gateway.admin.policy_versions import settings_of
 from gateway.state import sync
 from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.reload.test_change import change
 from tests.support.blocks import play_blocks
 
 LEARNED = {"name": "learned", "seed": 0}
@@ -157,6 +158,21 @@ async def test_only_a_learned_policy_has_rules() -> None:
         assert "m: round_robin, which does not learn" in await output_of(running, "show")
         assert "No model of this pool has the policy `learned`" in await failure_of(running, "distill")
         assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
+
+
+async def test_a_reload_does_not_thaw_again_what_was_thawed_before(state: Any) -> None:
+    async with learning(state) as running:
+        before = running.gateway.models[MODEL]
+        assert "thawed at all gateways" in await output_of(running, "thaw")
+        assert before.guardrail is not None
+        play_blocks(before.guardrail, 3.0)
+        await change(running, policy={**LEARNED, "objective": "ttft"})
+        after = running.gateway.models[MODEL]
+        assert after.policy is not before.policy
+        assert after.guardrail is not None
+        assert after.guardrail.frozen
+        assert "thawed at all gateways" in await output_of(running, "thaw")
+        assert not after.guardrail.frozen
 
 
 @pytest.mark.slow
