@@ -252,6 +252,7 @@ class Model:
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Fallback = field(default_factory=Fallback)  # chooses a backend when the policy fails
     parts: PartTokens = field(default_factory=PartTokens)  # tokens that its engines make of images and the like
+    troubles: Troubles = field(default_factory=Troubles)  # failures by kind of request and replica
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
     # The policy in each of its roles, or None: looked up once, since that is slow.
@@ -263,7 +264,6 @@ class Model:
     guardrail: Guardrail | None = field(init=False)  # its comparison with `least_loaded`
     detector: Detector[Any] | None = field(init=False)  # what it has found of replicas
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are retried
-    troubles: Troubles = field(init=False)  # failures by kind of request and replica
     rescue: bool = True  # whether another backend resumes the stream of one that fails
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
@@ -278,9 +278,9 @@ class Model:
         self.guardrail, self.detector = (
             (None, None) if self.explainer is None else (self.explainer.guardrail, self.explainer.detector)
         )
-        self.troubles = (None if self.learner is None else self.learner.troubles) or Troubles()
         if self.learner is not None:
             self.observe = self.learner.observe
+            self.troubles = self.learner.troubles or self.troubles
 
     def share_upstreams(self, before: Model) -> None:
         """Give an earlier model the current replicas: its requests in flight keep that model."""
