@@ -144,6 +144,7 @@ class HttpReply:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
+        self._is_head = request.method == "HEAD"  # whose answer has no body
         # Whether the service has admitted the head; once is enough for all requests with the same head.
         self.is_admitted = is_admitted
         self.request = request
@@ -162,7 +163,7 @@ class HttpReply:
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer; the head is written together with the first bytes of the body."""
         head = _STATUS_LINES[status] + self._connection.date.now() + lines
-        if self.request.method == "HEAD" or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
+        if self._is_head or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
         elif self._chunked:
             head += b"transfer-encoding: chunked\r\n"
@@ -170,7 +171,7 @@ class HttpReply:
 
     def data(self, chunk: bytes) -> None:
         """Send bytes of the body."""
-        if not chunk or self.request.method == "HEAD":
+        if self._is_head or not chunk:
             return
         head, self._head = self._head, b""
         size = _SIZES[len(chunk)] if len(chunk) < len(_SIZES) else b"%x" % len(chunk)
@@ -189,7 +190,7 @@ class HttpReply:
             self.head(status, lines)
             self.end()
             return
-        sent = b"" if self.request.method == "HEAD" else body
+        sent = b"" if self._is_head else body
         date, close = self._connection.date.now(), self._close_line()
         self._connection.write(
             b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], date, lines, close, len(body), sent)
