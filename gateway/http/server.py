@@ -12,6 +12,7 @@ import heapq
 import logging
 import time
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 from backends import background
@@ -131,7 +132,7 @@ class HttpServer:
                 since_s = connection.idle_since_s()
                 if since_s < now_s:
                     idle.append((since_s, connection))
-            self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=_since_of)
+            self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=itemgetter(0))
             self._idlest.reverse()
 
     def hold(self, more_bytes: int) -> None:
@@ -143,7 +144,7 @@ class HttpServer:
     def _shed(self) -> None:
         limit_bytes = self.limits.unfinished_bytes
         self._warn(f"unfinished requests hold more than {limit_bytes} bytes: the largest are refused")
-        for connection in sorted(self.connections, key=_held_by, reverse=True):
+        for connection in sorted(self.connections, key=attrgetter("held_bytes"), reverse=True):
             if self._held_bytes <= SHED_SHARE * limit_bytes:
                 break
             connection.shed()
@@ -169,11 +170,3 @@ class HttpServer:
                 connection.abort()
         running = bool(self.connections)
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check) if running else None
-
-
-def _since_of(idle: tuple[float, Connection]) -> float:
-    return idle[0]
-
-
-def _held_by(connection: Connection) -> int:
-    return connection.held_bytes
