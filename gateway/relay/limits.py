@@ -50,7 +50,8 @@ class KeyUse(NamedTuple):
     # requests, tokens: sums since the process started.
     requests: int
     tokens: int
-    # requests_before, tokens_before: these sums when it began to use the key, after over a minute without use.
+    # requests_before, tokens_before: these sums when it began to use the key, after over a minute without use, or when
+    # the key got its first limit.
     requests_before: int
     tokens_before: int
     in_flight: int
@@ -73,7 +74,7 @@ class _Account:
     sum_requests: int = 0
     sum_tokens: int = 0
     reported: KeyUse | None = None
-    before: tuple[int, int] = (0, 0)  # the sums when the process began to use the key
+    before: tuple[int, int] = (0, 0)  # see `KeyUse.requests_before`
     used_s: float = -math.inf
     peers: dict[str, KeyUse] = field(default_factory=dict)
     peers_in_flight: int = 0
