@@ -55,8 +55,9 @@ class PeerExchange:
         while True:
             began_s = time.monotonic()
             self._peers.update()
-            is_reported = await self._exchange() or began_s - self._exchanged_s > SILENT_S
-            alive = self._peers.settle(is_reported=is_reported)
+            is_reported = await self._exchange()
+            is_out = began_s - self._exchanged_s > SILENT_S
+            alive = self._peers.settle(self, is_reported=is_reported, is_out=is_out)
             self._alive.set(alive)
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
             if self._failures:

@@ -88,6 +88,7 @@ class Peers:
         self.number = 0
         self.report = b""  # the last report, encoded; empty before the first `update`
         self._reported_s = 0.0
+        self._told: dict[object, bool] = {}  # whether each place has a report since the limits were last divided
         self._greetings = _REPORTS_TO_COUNT  # reports yet to be written even if nothing has changed
         self._reported: tuple[object, ...] = ()
         self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
@@ -194,8 +195,16 @@ class Peers:
         for response, backend in report.responses.items():
             self._locations.remember(response, backend)
 
-    def settle(self, *, is_reported: bool) -> int:
-        """Forget silent peers, and count the others in load and limits; return their number."""
+    def settle(self, place: object, *, is_reported: bool, is_out: bool) -> int:
+        """Forget silent peers, and count the others in load and limits; return their number.
+
+        Parameters
+        ----------
+        place
+            Where reports were exchanged.
+        is_reported, is_out
+            Whether the last report has been written there, and whether it is out of reach.
+        """
         now_s = self._clock()
         counts: Counter[str] = Counter()
         recounted: Counter[str] = Counter()
@@ -217,8 +226,12 @@ class Peers:
             answered = self._answered.get(replica, (0.0, 0.0))
             self._pool.watch(backend).hear_peers(counts[replica], answered, recounted=recounted[replica])
         alive = sum(peer.counts for peer in self._peers.values())
-        if is_reported or not alive:
+        self._told[place] = is_reported or self._told.get(place, False)
+        if is_out:
+            del self._told[place]
+        if all(self._told.values()) or not alive:
             self._limits.divide(alive)
+            self._told = dict.fromkeys(self._told, False)
         return alive
 
     def gone(self) -> list[str]:

@@ -43,7 +43,7 @@ def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -
         for reader, writer in itertools.permutations(processes, 2):
             reader.peers.receive(writer.peers.report)
         for process in processes:
-            process.peers.settle(is_reported=True)
+            process.peers.settle("here", is_reported=True, is_out=False)
 
 
 def known(count: int, **options: str) -> list[PeerProcess]:
@@ -65,7 +65,7 @@ def test_requests_of_others_count_at_the_next_exchange() -> None:
     assert three.load() == [3, 5]
     for _ in range(2):
         three.peers.receive(late)
-        three.peers.settle(is_reported=True)
+        three.peers.settle("here", is_reported=True, is_out=False)
     assert three.load() == [3, 5], "what arrives late or twice changes nothing"
     number = one.peers.number
     exchange(one, two, three, rounds=5)
@@ -234,6 +234,20 @@ def admits(limits: Limits) -> bool:
     return True
 
 
+def test_what_a_slow_place_has_not_got_is_not_admitted_again_although_a_quick_one_has() -> None:
+    one, _ = known(2)  # which share 60 requests a minute
+    one.peers.settle("slow", is_reported=False, is_out=False)
+    assert sum(admits(one.limits) for _ in range(100)) == 30
+    for _ in range(5):
+        one.peers.settle("here", is_reported=True, is_out=False)
+        assert not admits(one.limits)
+    one.peers.settle("slow", is_reported=True, is_out=False)
+    for _ in range(5):  # one that is out of reach is not waited for
+        one.peers.settle("slow", is_reported=False, is_out=True)
+        one.peers.settle("here", is_reported=True, is_out=False)
+    assert admits(one.limits)
+
+
 def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
     one, two = known(2)
     assert one.backends[0].load == EngineLoad()
@@ -357,5 +371,5 @@ async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) ->
         good.peers.update()
         LiveFolder(tmp_path, good.peers.writer).exchange(good.peers.report, ())
         assert await exchange._exchange()
-    reader.peers.settle(is_reported=True)
+    reader.peers.settle("here", is_reported=True, is_out=False)
     assert reader.load() == [3, 0]
