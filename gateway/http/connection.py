@@ -125,9 +125,9 @@ class ServerConnection(Connection):
         else:
             self.abort()
 
-    def forget_head(self) -> None:
-        """Ask the service about the next request, even if its head matches an earlier one."""
-        self._reader.forget()
+    def follow_limits(self) -> None:
+        """Bound the next request by the current limits, and ask the service about it even if its head is known."""
+        self._reader.forget(self.server.limits.body_bytes)
 
     def idle_since_s(self) -> float:
         """Return since when it has waited for a request, or the rest of its head; infinity if it does not wait."""

@@ -123,8 +123,8 @@ class Connection(ABC):
         """Close the connection once the current request, or one that may be on its way, has been answered."""
 
     @abstractmethod
-    def forget_head(self) -> None:
-        """Ask the service about the next request, even if its head matches an earlier one."""
+    def follow_limits(self) -> None:
+        """Bound the next request by the current limits, and ask the service about it even if its head is known."""
 
     @abstractmethod
     def idle_since_s(self) -> float:

@@ -89,7 +89,7 @@ class HttpServer:
         """Replace the limits; ask the service about the next request of each connection, as its answer may change."""
         self.limits = limits
         for connection in self.connections:
-            connection.forget_head()
+            connection.follow_limits()
 
     def shutdown(self) -> None:
         """Close each connection once its current request, or one that may be on its way, has been answered."""

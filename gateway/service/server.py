@@ -119,8 +119,9 @@ class Server:
 
     def _follow(self) -> None:
         """Apply the current settings to later requests."""
+        limits = server_limits(self._gateway.settings.server)
         for server in (self._clients, self._operators):
-            server.change(server_limits(self._gateway.settings.server))
+            server.change(limits)
 
     def drain(self) -> None:
         """Stop accepting requests, and abort those still in flight after `drain_s`, or immediately on a second call."""

@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -330,6 +331,19 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer
         assert answer.endswith(b"GET /late ")
+
+
+async def test_other_limits_apply_to_the_next_request_of_an_open_connection() -> None:
+    async with serving(Echo(), LIMITS) as served:
+        reader, writer = await served.connect()
+        for most_bytes, size, expected in ((1000, 1000, 200), (2000, 1500, 200), (100, 500, 413)):
+            served.http.change(replace(LIMITS, body_bytes=most_bytes))
+            writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size))
+            async with asyncio.timeout(TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert status(head) == expected
+                if expected == 200:
+                    await reader.readexactly(len(b"POST /a ") + size)
 
 
 async def test_a_request_in_flight_is_the_last_of_its_connection_at_a_server_that_stops() -> None:
