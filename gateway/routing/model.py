@@ -282,8 +282,9 @@ class Model:
             self.observe = self.learner.observe
             self.troubles = self.learner.troubles or self.troubles
 
-    def share_upstreams(self, before: Model) -> None:
-        """Give an earlier model the current replicas: its requests in flight keep that model."""
+    def take_over(self, before: Model) -> None:
+        """Share the retry budget and the current replicas with an earlier model, which its requests in flight keep."""
+        self.retry_budget = before.retry_budget
         before.upstreams.clear()
         before.upstreams.update(self.upstreams)
         self.upstreams = before.upstreams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ async def test_what_a_replica_is_meant_for_changes_and_it_stays(running: Running
     assert running.backend("a") is before
     assert before.flags == ("--max-num-seqs", "64")
     assert await names(running) == {"b"}
+
+
+async def test_a_reload_brings_no_further_retries(running: Running) -> None:
+    now_s = time.monotonic()
+    budget = running.gateway.models[MODEL].retry_budget
+    while budget.has_one(now_s):
+        budget.take()
+    await change(running, timeouts={"idle_s": 30.0})
+    assert not running.gateway.models[MODEL].retry_budget.has_one(now_s)
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "learned"])
