@@ -97,7 +97,7 @@ class Inside:
         self.gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
         self.writes = self.gateway.relay.writes
         self.carried: deque[UpstreamConnection] = deque()
-        self._server = HttpServer(HttpFrontend(self.gateway, _no_app, set()), ServerLimits(), writes=self.writes)
+        self._server = HttpServer(HttpFrontend(self.gateway, _no_app, set()), ServerLimits(), self.writes)
         for model in self.gateway.models.values():
             for upstream in model.upstreams.values():
                 upstream.backend.health = Health(State.UP)

@@ -56,8 +56,9 @@ class PeerExchange:
         while True:
             began_s = time.monotonic()
             self._peers.update()
-            is_reported = await self._exchange() or began_s - self._exchanged_s > SILENT_S
-            alive = self._peers.settle(is_reported=is_reported)
+            is_reported = await self._exchange()
+            is_out = began_s - self._exchanged_s > SILENT_S
+            alive = self._peers.settle(self, is_reported=is_reported, is_out=is_out)
             self._alive.set(alive)
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
             if self._failures:
@@ -69,7 +70,7 @@ class PeerExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        with contextlib.suppress(StateError, TimeoutError):
+        with contextlib.suppress(StateError, OSError):  # includes the timeout
             leaving = asyncio.get_running_loop().run_in_executor(self._thread, self._live.leave)
             await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)

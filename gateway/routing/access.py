@@ -198,9 +198,8 @@ class Access:
         return read_head(method, client, path, relayed_target(path, target), headers, self.lines_for(by_name))
 
     def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request is a preflight request that the gateway answers."""
-        is_asked = self.cors is not None and is_preflight(method, headers)
-        return is_asked and self.is_for_clients(path) and not has_body(headers)
+        """Return whether a request is a preflight request that the gateway answers, if it does CORS."""
+        return is_preflight(method, headers) and self.is_for_clients(path) and not has_body(headers)
 
     def is_for_clients(self, path: str) -> bool:
         """Return whether clients, browsers included, use a canonical path."""
@@ -239,7 +238,7 @@ class Access:
 
     def lines_of_refusal(self, target: bytes, headers: list[Header]) -> bytes:
         """Return the header lines of an error that answers a request before it was admitted."""
-        return b"" if self.cors is None or is_admin(canonical_path(target)) else self.lines_for(dict(headers))
+        return b"" if is_admin(canonical_path(target)) else self.lines_for(dict(headers))
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:

@@ -52,10 +52,9 @@ class State:
     def __init__(self, store: Store | None, learners: Mapping[str, Statistics], registry: Registry) -> None:
         self._store = store  # the store; None keeps nothing
         self._series = None if store is None else _Series(registry, store.kind)
-        writer = uuid4().hex
         self._learners = dict(learners)  # statistics of the models whose policy learns, by model
         self._shared: dict[str, Statistics] = {}  # statistics of rooms, by name
-        self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
+        self._ledgers: dict[str, Ledger] = {}
         self._leaving: list[Ledger] = []  # of statistics no longer followed, until they are written
         self.documents = Documents(self._ask)  # named texts, such as rules
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
