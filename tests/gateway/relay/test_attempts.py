@@ -301,11 +301,14 @@ def test_an_error_of_the_client_and_a_time_out_behind_the_backend_are_passed_on(
     assert relay.clients["b"].calls == [], "nor is it run again"
 
 
-@pytest.mark.parametrize("name", ["m-sql", "m.1", "org/m", "m"])
-def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "served"), [("m-sql", "m"), ("m.1", "m, x"), ("org/m", "x, m"), ("x", "m"), ("m", "x")]
+)
+def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str, served: str) -> None:
     relay = Relay("a")
     _, reply = relay.send()
-    error = b'{"error": {"message": "The model `%b` does not exist.", "param": "model"}}' % name.encode()
+    message = f"The model `{name}` does not exist. Valid aliases: {served}."
+    error = json.dumps({"error": {"message": message, "param": "model"}}).encode()
     relay.answer("a", error, 404)
     assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
 
