@@ -20,6 +20,7 @@ from backends.speculation import Method
 from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.form import text_in_form
+from gateway.dialects.json_body import BYTE_ORDER_MARK
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.contexts import fitting, nearest
 from gateway.routing.keys import UNAUTHENTICATED, Client
@@ -349,7 +350,7 @@ def _is_bound(routed: RoutedRequest) -> bool:
 
 
 def _may_be_object(body: bytes) -> bool:
-    return body.lstrip(b" \t\r\n").startswith(b"{")
+    return body.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n").startswith(b"{")
 
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
@@ -357,11 +358,11 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     problem = "a JSON object"
     if body.startswith(b"{") or _may_be_object(body):
         try:
-            document: dict[str, Any] = orjson.loads(body)
+            document: dict[str, Any] = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
         except orjson.JSONDecodeError as error:
             problem = f"JSON: {error}"
         else:
             return document
     if required:
-        raise GatewayError(400, f"The body is not {problem}. Send a JSON object.", code="invalid_json")
+        raise GatewayError(400, f"The body is not {problem}. Send a JSON object in UTF-8.", code="invalid_json")
     return {}

@@ -18,6 +18,8 @@ from backends.http.receiver import Receiver, UpstreamError
 from backends.http.wire import WriteBatch
 from backends.pool import Listener, Pool
 from backends.speculation import Method
+from gateway.dialects.draft_depth import with_draft_tokens
+from gateway.dialects.json_body import BYTE_ORDER_MARK
 from gateway.http.headers import Header
 from gateway.relay.admission import begin
 from gateway.relay.context import RelayContext, Timeouts
@@ -240,6 +242,17 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
     assert (first.status, first.code) == (400, "invalid_json")
     assert (second.status, second.code) == (429, "rate_limit_exceeded")
     assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_a_body_may_begin_with_a_byte_order_mark() -> None:
+    body = BYTE_ORDER_MARK + b' {"model": "m", "messages": [], "stream": true}'
+    relay = Relay("a")
+    relay.model.upstreams["a"].habits.may_ask = True
+    relay.send(body)
+    (sent,) = relay.clients["a"].bodies
+    assert sent == body.replace(b"{", b'{"stream_options":{"include_usage":true},')
+    assert [*relay.context.router.check(body)] == [None], "its values are counted"
+    assert with_draft_tokens(body, 2) == body.replace(b"{", b'{"vllm_xargs":{"draft_tokens":2},')
 
 
 def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
