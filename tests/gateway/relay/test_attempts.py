@@ -255,6 +255,19 @@ def test_a_body_may_begin_with_a_byte_order_mark() -> None:
     assert with_draft_tokens(body, 2) == body.replace(b"{", b'{"vllm_xargs":{"draft_tokens":2},')
 
 
+@pytest.mark.parametrize("head", [JSON_HEAD, EVENTS_HEAD])
+def test_an_answer_that_is_compressed_unasked_is_passed_on_and_counted(
+    head: list[Header], caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = Relay("a")
+    for _ in range(2):
+        _, reply = relay.send()
+        relay.answer("a", b"\x1f\x8b", headers=[*head, (b"content-encoding", b"gzip")])
+        assert (reply.status, reply.body, reply.headers["content-encoding"]) == (200, b"\x1f\x8b", "gzip")
+    assert relay.count("gateway_implausible_reports_total", backend="a", what="content-encoding") == 2
+    assert caplog.messages == ["m/a reports what cannot be, which is ignored: content-encoding"]
+
+
 def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
     relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
     fields = ('"min_p": 0.1', '"logit_bias": {"1": 5}')
