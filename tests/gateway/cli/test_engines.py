@@ -162,6 +162,16 @@ models:
     ]
 
 
+@pytest.mark.slow
+async def test_an_engine_without_statistics_is_no_baseline(tmp_path: Path) -> None:
+    path, config = tmp_path / "pool.yaml", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    async with engine(b"process_start_time_seconds 5\n", config=config) as silent:
+        await run("init", silent.url, "--config", str(path))
+        (backend,) = load_pool(path).models[MODEL].backends.values()
+        assert backend.method == "ngram"
+        assert (await run("check", "--probe", "--config", str(path)))[::2] == (0, [])
+
+
 HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"
 """Clears the screen, colours, reverses what follows, and ends a line of a terminal or a comment of YAML."""
 
