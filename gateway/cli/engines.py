@@ -230,7 +230,8 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
             answer = await probe.request("POST", "/v1/completions", {"model": probe.model, **_SAMPLE})
             if not answer and time.monotonic() - began_s >= _SLOW_S:
                 engine.result = ProbeResult(f"does not answer a request for four tokens within {_SLOW_S:g} s")
-            engine.usage = first_usage(as_json(line[5:]) for line in answer.splitlines() if line.startswith(b"data:"))
+            events = [line[5:] for line in answer.splitlines() if line.startswith(b"data:")]
+            engine.usage = first_usage(map(as_json, reversed(events)))  # it may tell tokens with each event
     except TimeoutError:
         engine.result = ProbeResult("does not answer in time")
     finally:

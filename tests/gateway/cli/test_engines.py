@@ -18,7 +18,7 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.gateway.conftest import start_gateway
 from tests.support.certificates import make_pair
-from tests.support.upstream import Upstream, Wire, answer
+from tests.support.upstream import END, Upstream, Wire, answer
 from tests.support.waiting import eventually
 
 IDLE = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n"
@@ -41,7 +41,8 @@ def engine(metrics: bytes = IDLE, model: str = MODEL, config: object = None) -> 
             case "/v1/completions":
                 assert (wire.seen.json["model"], wire.seen.json["max_tokens"]) == (model, 4)
                 counts = {"speculative_decoding": {"num_accepted_draft_tokens": 0}} if config else {}
-                await wire.json_event({**answer("x"), "metrics": counts})
+                documents = answer("x"), {**answer("x"), "metrics": counts}  # as with --enable-force-include-usage
+                await wire.stream(*(b"data: %b\n\n" % json.dumps(each).encode() for each in documents), END)
             case _:
                 await wire.json({"detail": "Not Found"}, 404)
 
