@@ -294,7 +294,7 @@ class Router:
 
     def _names(self, client: Client) -> str:
         names = [name for name, model in self._models.items() if client.may_use(model.name)]
-        return f"there are: {', '.join(sorted(names))}" if names else "this key may use none"
+        return f"there are: {', '.join(sorted(names))}" if names else "/v1/models lists what this key may use"
 
     def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
         if routed.client is UNAUTHENTICATED:
