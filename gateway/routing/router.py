@@ -29,7 +29,7 @@ from gateway.routing.model import Model
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.sticky import ResponseLocations, response_of
 from policies.drafter_limits import sparing, surviving
-from policies.features.constraints import baseline_only
+from policies.features.constraints import FATAL, baseline_only
 from policies.features.prompt import read_other, read_prompt, template_of_adapter
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures
 from policies.policy import Choose, Decision, Policy
@@ -215,7 +215,11 @@ class Router:
             return [backend for backend in members if backend.name == routed.home] or members
         if routed.baseline_only:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
-            members = [backend for backend in members if backend.method is Method.BASELINE] or members
+            baselines = [backend for backend in members if backend.method is Method.BASELINE]
+            if not baselines and (fatal := next((each for each in FATAL if each in routed.baseline_only), "")):
+                message = f"{fatal} needs a replica that does not speculate, and this model has none."
+                raise GatewayError(400, message, code="unsupported_parameter", param=fatal)
+            members = baselines or members
         if name in self._pool.unlike.contexts:
             kept = fitting(routed.features, members)
             members = kept if any(each.health.state is _UP for each in kept) else members

@@ -280,6 +280,20 @@ def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
     assert (reply.status, b"min_p" in reply.body) == (503, True)
 
 
+def test_a_parameter_at_which_a_speculating_engine_fails_is_sent_to_none() -> None:
+    relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
+    relay.send(b'{"model": "m", "label_token_ids": [5, 6]}', "/generative_scoring")
+    assert [len(client.calls) for client in relay.clients.values()] == [1, 0]
+    relay = Relay("a")
+    relay.backends["a"].method = Method.NGRAM
+    for body in (b'{"model": "m", "messages": [], "logprob_token_ids": [5]}', b'{"model": "m", "min_p": 1}'):
+        _, reply = relay.send(body)
+        assert (reply.status, b"logprob_token_ids needs" in reply.body) == (
+            (0, False) if b"min_p" in body else (400, True)
+        )
+    assert relay.clients["a"].bodies == [body], "which an engine itself refuses"
+
+
 @pytest.mark.parametrize("header", [(b"x-gateway-backend", b"b"), (b"x-gateway-method", b"ngram")])
 def test_headers_choose_the_backend(header: Header) -> None:
     relay = Relay("a", "b")
