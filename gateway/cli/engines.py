@@ -61,15 +61,20 @@ class Engine:
         return self.result.refused or self.result.late or self.result.status == _LOADING
 
     @property
+    def speculates(self) -> bool | None:
+        """Whether it speculates; None if it says nothing of it, as with --disable-log-stats."""
+        return True if self.told else self.metrics.speculates
+
+    @property
     def method(self) -> Method | None:
         """Its method, if it reports one."""
-        if not self.metrics.speculates:
+        if not self.speculates:
             return Method.BASELINE
         return method_named(str(self.told.get("method", "")))
 
     def config(self) -> dict[str, Any]:
         """Return the part of its `speculative_config` that it reports; empty for a baseline."""
-        if not self.metrics.speculates:
+        if not self.speculates:
             return {}
         drafted = math.ceil(self.metrics.draft_tokens / max(1, self.metrics.drafts))
         config = {"num_speculative_tokens": len(self.metrics.accepted_per_position) or max(1, drafted)}
@@ -85,7 +90,7 @@ class Engine:
         context = f"{self.said.context_tokens:,} tokens of context"
         cache = {None: "not told", 0: "off"}.get(metrics.prefix_caching, "on")
         yield f"vLLM {self.said.version or '(its version is not told)'}, {context}, prefix cache {cache}"
-        if metrics.speculates is None:
+        if self.speculates is None:
             yield "it does not say whether it speculates: set method and speculative_config if it does"
         elif self.method is None:
             yield (
@@ -97,7 +102,7 @@ class Engine:
             yield from context_note(self.method, self.told, self.said.version, longest_drafted(self.method, self.told))
         if usage is None:
             yield "its streams end without usage: tokens are estimated, and acceptance is not learned from them"
-        elif metrics.speculates and usage.accepted_tokens is None:
+        elif self.speculates and usage.accepted_tokens is None:
             yield "its answers do not say what was accepted: start it with --per-request-spec-decode-metrics summary"
 
     def _drafting(self) -> str:
@@ -114,7 +119,7 @@ class Engine:
         """Return the command for an engine of the same model that speculates differently."""
         card, names = self.said.card or {}, " ".join(map(shlex.quote, self.said.served))
         command = f"vllm serve {shlex.quote(str(card.get('root') or self.said.served[0]))} --served-model-name {names}"
-        how = "" if self.metrics.speculates else f" --speculative-config {shlex.quote(_BESIDE)}"
+        how = "" if self.speculates else f" --speculative-config {shlex.quote(_BESIDE)}"
         return f"{command} --port 8001{how}"
 
     def cells(self) -> Iterator[str]:
@@ -122,7 +127,7 @@ class Engine:
         metrics, config = self.metrics, self.config()
         yield from (self.backend.name, self.said.version or "?")
         how = f"{self.method or 'unnamed'}, k {config['num_speculative_tokens']}" if config else "none"
-        yield from ("?" if metrics.speculates is None else how, f"{self.said.context_tokens:,}")
+        yield from ("?" if self.speculates is None else how, f"{self.said.context_tokens:,}")
         yield {None: "?", 0: "no"}.get(metrics.prefix_caching, "yes")
         yield "no" if self.usage is None else "yes"
         yield "-" if not config else "no" if self.usage is None or self.usage.accepted_tokens is None else "yes"
@@ -225,7 +230,8 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
             answer = await probe.request("POST", "/v1/completions", {"model": probe.model, **_SAMPLE})
             if not answer and time.monotonic() - began_s >= _SLOW_S:
                 engine.result = ProbeResult(f"does not answer a request for four tokens within {_SLOW_S:g} s")
-            engine.usage = first_usage(as_json(line[5:]) for line in answer.splitlines() if line.startswith(b"data:"))
+            events = [line[5:] for line in answer.splitlines() if line.startswith(b"data:")]
+            engine.usage = first_usage(map(as_json, reversed(events)))  # it may tell tokens with each event
     except TimeoutError:
         engine.result = ProbeResult("does not answer in time")
     finally:

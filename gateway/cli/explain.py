@@ -37,12 +37,14 @@ def explain(
     """
     import orjson
 
+    from gateway.dialects.json_body import BYTE_ORDER_MARK
+
     admin = Admin(url, admin_key)
     fields: Any = {"messages": [{"role": "user", "content": request}]}
     if request == "-" or Path(request).suffix == ".json":
         body = read_given(request, _MOST_BYTES)
         try:
-            fields = orjson.loads(body)
+            fields = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
         except ValueError as error:
             raise UsageError(f"{request} is not JSON: {error}") from None
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import orjson
 
 from gateway.dialects.errors import GatewayError
 
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Begins the JSON of some clients; engines ignore it, as RFC 8259 allows."""
 _NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
 
 
@@ -24,7 +27,7 @@ def insert_field(body: bytes, field: bytes) -> bytes:
 
 
 def set_field(body: bytes, name: str, value: object) -> bytes:
-    """Return a JSON object with a field set; reserialize it only if the name may occur twice in it.
+    r"""Return a JSON object with a field set; reserialize it only if the name may occur twice in it.
 
     Raises `GatewayError` if the object is nested too deeply.
 
@@ -34,10 +37,12 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
     b'{"priority": 0, "seed": 12345678901234567890123456}'
     >>> set_field(b'{"a": {"priority": 1}, "priority": -5, "b": 1.0}', "priority", 0)
     b'{"a":{"priority":1},"priority":0,"b":1.0}'
+    >>> set_field(BYTE_ORDER_MARK + b'{"priority": -5}', "priority", 0)
+    b'\xef\xbb\xbf{"priority": 0}'
     >>> set_field(b'{"n": 1}', "stream_options", {"include_usage": True})
     b'{"stream_options":{"include_usage":true},"n": 1}'
     """
-    document = orjson.loads(body)
+    document = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
     try:
         if name not in document and document:
             return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))

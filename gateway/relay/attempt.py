@@ -231,6 +231,8 @@ class Attempt(WholeReceiver):
             self.on_error(error)
             return
         if (events := answer.events) is None:
+            if any(name == b"content-encoding" for name, _ in headers):  # never asked for, and not read
+                exchange.relay.metrics.note_implausible(self.upstream.backend, "content-encoding")
             return
         if exchange.rescuer is not None and IDS in self.added:
             exchange.rescuer.watch(events)

@@ -27,9 +27,6 @@ TOLD_IN_BODY: Final = RETRYABLE | REFUSALS | {_NOT_FOUND}
 _FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
 """Words by which a 503 says that the engine is full; vLLM: `currently busy and cannot accept new requests`."""
 
-_WHOLE_NAME: Final = rb"(?<![\w./:-])%b(?![\w/:-]|\.\w)"
-"""A model's name, but not as part of the name of an adapter or alias."""
-
 
 def failure_of(
     status: int, body: bytes, backend: Backend, pool: Pool, endpoint: Endpoint, *, knows_key: bool
@@ -50,7 +47,7 @@ def failure_of(
     if status == _NOT_FOUND:
         if endpoint is Endpoint.OTHER or b"model" not in body.lower():
             return None
-        if re.search(_WHOLE_NAME % re.escape(backend.model.encode()), body):
+        if b"`%b`" % backend.model.encode() in body:  # vLLM lists the names that it serves without these quotes
             return Failure("model", "does not serve its model any more")
         return Failure("model", otherwise=Step.ENGINE_ERROR)  # an alias or adapter that no engine may serve
     if status in REFUSALS:

@@ -61,12 +61,18 @@ def longer(backends: Sequence[Backend], than: Backend) -> list[Backend]:
 
 
 def none_takes_it(message: str, backends: Sequence[Backend]) -> GatewayError:
-    """Return the error for a request too long for all: an engine's own message, and the context of each replica."""
+    """Return the error for a request too long for all: an engine's own message, and the context of each replica.
+
+    While a replica with a longer context is away, it may be sent again.
+    """
     lengths = [(one, one.engine.said.context_tokens) for one in backends]
     said = [f"{one.name} {tokens:,}" if tokens else f"{one.name} (not told)" for one, tokens in lengths]
     away = [one.name for one in backends if one.health.state is not State.UP]
     also = f" Not up: {', '.join(away)}." if away else ""
     message += f" Tokens of context by replica: {', '.join(said)}.{also}"
+    longest = max([tokens for one, tokens in lengths if one.name not in away], default=0)
+    if any(tokens > longest for _, tokens in lengths):
+        return GatewayError(503, message, code="no_backend", retry_after_s=2.0)
     return GatewayError(400, message, code="context_length_exceeded")
 
 

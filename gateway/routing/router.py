@@ -20,6 +20,7 @@ from backends.speculation import Method
 from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.form import text_in_form
+from gateway.dialects.json_body import BYTE_ORDER_MARK
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.contexts import fitting, nearest
 from gateway.routing.keys import UNAUTHENTICATED, Client
@@ -28,7 +29,7 @@ from gateway.routing.model import Model
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.sticky import ResponseLocations, response_of
 from policies.drafter_limits import sparing, surviving
-from policies.features.constraints import baseline_only
+from policies.features.constraints import FATAL, baseline_only
 from policies.features.prompt import read_other, read_prompt, template_of_adapter
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures
 from policies.policy import Choose, Decision, Policy
@@ -216,7 +217,11 @@ class Router:
             return [backend for backend in members if backend.name == routed.home] or members
         if routed.baseline_only:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
-            members = [backend for backend in members if backend.method is Method.BASELINE] or members
+            baselines = [backend for backend in members if backend.method is Method.BASELINE]
+            if not baselines and (fatal := next((each for each in FATAL if each in routed.baseline_only), "")):
+                message = f"{fatal} needs a replica that does not speculate, and this model has none."
+                raise GatewayError(400, message, code="unsupported_parameter", param=fatal)
+            members = baselines or members
         if name in self._pool.unlike.contexts:
             kept = fitting(routed.features, members)
             members = kept if any(each.health.state is _UP for each in kept) else members
@@ -295,7 +300,7 @@ class Router:
 
     def _names(self, client: Client) -> str:
         names = [name for name, model in self._models.items() if client.may_use(model.name)]
-        return f"there are: {', '.join(sorted(names))}" if names else "this key may use none"
+        return f"there are: {', '.join(sorted(names))}" if names else "/v1/models lists what this key may use"
 
     def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
         if routed.client is UNAUTHENTICATED:
@@ -346,7 +351,7 @@ def _texts(given: object) -> int:
 
 
 def _may_be_object(body: bytes) -> bool:
-    return body.lstrip(b" \t\r\n").startswith(b"{")
+    return body.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n").startswith(b"{")
 
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
@@ -354,11 +359,11 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     problem = "a JSON object"
     if body.startswith(b"{") or _may_be_object(body):
         try:
-            document: dict[str, Any] = orjson.loads(body)
+            document: dict[str, Any] = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
         except orjson.JSONDecodeError as error:
             problem = f"JSON: {error}"
         else:
             return document
     if required:
-        raise GatewayError(400, f"The body is not {problem}. Send a JSON object.", code="invalid_json")
+        raise GatewayError(400, f"The body is not {problem}. Send a JSON object in UTF-8.", code="invalid_json")
     return {}

@@ -8,6 +8,8 @@ from policies.features.values import number
 
 MIN_P_EPSILON: Final = 1e-5
 """vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
+FATAL: Final = ("logprob_token_ids", "label_token_ids")
+"""Log-probabilities of given tokens: a speculating vLLM 0.32 answers 500, and `/generative_scoring` ends it."""
 EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors")
 """Parameters that exclude tokens, and so make the model reject drafts, since the drafter ignores them."""
 PENALTIES: Final = {
@@ -21,7 +23,7 @@ _NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
 
 
 def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the parameters of a request that a speculating vLLM rejects.
+    """Return the parameters of a request that a speculating vLLM rejects, or fails at.
 
     Examples
     --------
@@ -30,7 +32,7 @@ def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
     """
     min_p = number(body.get("min_p"))
     bound = ("min_p",) if min_p is not None and min_p > MIN_P_EPSILON else ()
-    return (*bound, "logit_bias") if body.get("logit_bias") else bound
+    return (*bound, *(name for name in ("logit_bias", *FATAL) if body.get(name)))
 
 
 def is_restricted(body: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from policies.features.constraints import EXCLUDING, PENALTIES, baseline_only, is_restricted
+from policies.features.constraints import EXCLUDING, FATAL, PENALTIES, baseline_only, is_restricted
 from policies.features.parts import PartTokens, StoredTokens, Unseen
 from policies.features.prompt import (
     RARE_PROMPT_FIELDS,
@@ -39,7 +39,7 @@ WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 _THINKING: Final = ("chat_template_kwargs", "reasoning_effort", "thinking", "reasoning")
 RARE_FIELDS: Final = frozenset(
     {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", *LOGPROBS}
-).union(GUIDED, EXCLUDING, PENALTIES, _THINKING, RARE_PROMPT_FIELDS)
+).union(GUIDED, EXCLUDING, FATAL, PENALTIES, _THINKING, RARE_PROMPT_FIELDS)
 """Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 

@@ -18,7 +18,7 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.gateway.conftest import start_gateway
 from tests.support.certificates import make_pair
-from tests.support.upstream import Upstream, Wire, answer
+from tests.support.upstream import END, Upstream, Wire, answer
 from tests.support.waiting import eventually
 
 IDLE = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n"
@@ -41,7 +41,8 @@ def engine(metrics: bytes = IDLE, model: str = MODEL, config: object = None) -> 
             case "/v1/completions":
                 assert (wire.seen.json["model"], wire.seen.json["max_tokens"]) == (model, 4)
                 counts = {"speculative_decoding": {"num_accepted_draft_tokens": 0}} if config else {}
-                await wire.json_event({**answer("x"), "metrics": counts})
+                documents = answer("x"), {**answer("x"), "metrics": counts}  # as with --enable-force-include-usage
+                await wire.stream(*(b"data: %b\n\n" % json.dumps(each).encode() for each in documents), END)
             case _:
                 await wire.json({"detail": "Not Found"}, 404)
 
@@ -160,6 +161,16 @@ models:
         f"warning: {path}:6:91: {at}.lookup.speculative_config.prompt_lookup_max: the pool file says 3, "
         "but its engine 4"
     ]
+
+
+@pytest.mark.slow
+async def test_an_engine_without_statistics_is_no_baseline(tmp_path: Path) -> None:
+    path, config = tmp_path / "pool.yaml", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    async with engine(b"process_start_time_seconds 5\n", config=config) as silent:
+        await run("init", silent.url, "--config", str(path))
+        (backend,) = load_pool(path).models[MODEL].backends.values()
+        assert backend.method == "ngram"
+        assert (await run("check", "--probe", "--config", str(path)))[::2] == (0, [])
 
 
 HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"

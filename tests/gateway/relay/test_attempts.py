@@ -18,6 +18,8 @@ from backends.http.receiver import Receiver, UpstreamError
 from backends.http.wire import WriteBatch
 from backends.pool import Listener, Pool
 from backends.speculation import Method
+from gateway.dialects.draft_depth import with_draft_tokens
+from gateway.dialects.json_body import BYTE_ORDER_MARK
 from gateway.http.headers import Header
 from gateway.relay.admission import begin
 from gateway.relay.context import RelayContext, Timeouts
@@ -242,6 +244,30 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
     assert relay.in_flight() == [0, 0, 0, 0]
 
 
+def test_a_body_may_begin_with_a_byte_order_mark() -> None:
+    body = BYTE_ORDER_MARK + b' {"model": "m", "messages": [], "stream": true}'
+    relay = Relay("a")
+    relay.model.upstreams["a"].habits.may_ask = True
+    relay.send(body)
+    (sent,) = relay.clients["a"].bodies
+    assert sent == body.replace(b"{", b'{"stream_options":{"include_usage":true},')
+    assert [*relay.context.router.check(body)] == [None], "its values are counted"
+    assert with_draft_tokens(body, 2) == body.replace(b"{", b'{"vllm_xargs":{"draft_tokens":2},')
+
+
+@pytest.mark.parametrize("head", [JSON_HEAD, EVENTS_HEAD])
+def test_an_answer_that_is_compressed_unasked_is_passed_on_and_counted(
+    head: list[Header], caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = Relay("a")
+    for _ in range(2):
+        _, reply = relay.send()
+        relay.answer("a", b"\x1f\x8b", headers=[*head, (b"content-encoding", b"gzip")])
+        assert (reply.status, reply.body, reply.headers["content-encoding"]) == (200, b"\x1f\x8b", "gzip")
+    assert relay.count("gateway_implausible_reports_total", backend="a", what="content-encoding") == 2
+    assert caplog.messages == ["m/a reports what cannot be, which is ignored: content-encoding"]
+
+
 def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
     relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
     fields = ('"min_p": 0.1', '"logit_bias": {"1": 5}')
@@ -252,6 +278,20 @@ def test_parameters_that_only_a_baseline_takes_keep_a_request_there() -> None:
     relay.backends["a"].health = Health(State.DOWN)
     _, reply = relay.send(bodies[0])
     assert (reply.status, b"min_p" in reply.body) == (503, True)
+
+
+def test_a_parameter_at_which_a_speculating_engine_fails_is_sent_to_none() -> None:
+    relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
+    relay.send(b'{"model": "m", "label_token_ids": [5, 6]}', "/generative_scoring")
+    assert [len(client.calls) for client in relay.clients.values()] == [1, 0]
+    relay = Relay("a")
+    relay.backends["a"].method = Method.NGRAM
+    for body in (b'{"model": "m", "messages": [], "logprob_token_ids": [5]}', b'{"model": "m", "min_p": 1}'):
+        _, reply = relay.send(body)
+        assert (reply.status, b"logprob_token_ids needs" in reply.body) == (
+            (0, False) if b"min_p" in body else (400, True)
+        )
+    assert relay.clients["a"].bodies == [body], "which an engine itself refuses"
 
 
 @pytest.mark.parametrize("header", [(b"x-gateway-backend", b"b"), (b"x-gateway-method", b"ngram")])
@@ -301,11 +341,14 @@ def test_an_error_of_the_client_and_a_time_out_behind_the_backend_are_passed_on(
     assert relay.clients["b"].calls == [], "nor is it run again"
 
 
-@pytest.mark.parametrize("name", ["m-sql", "m.1", "org/m", "m"])
-def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "served"), [("m-sql", "m"), ("m.1", "m, x"), ("org/m", "x, m"), ("x", "m"), ("m", "x")]
+)
+def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str, served: str) -> None:
     relay = Relay("a")
     _, reply = relay.send()
-    error = b'{"error": {"message": "The model `%b` does not exist.", "param": "model"}}' % name.encode()
+    message = f"The model `{name}` does not exist. Valid aliases: {served}."
+    error = json.dumps({"error": {"message": message, "param": "model"}}).encode()
     relay.answer("a", error, 404)
     assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
 

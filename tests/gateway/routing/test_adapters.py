@@ -67,6 +67,8 @@ async def test_a_key_is_bound_to_adapters_or_to_models_with_theirs(gateway_of: S
             for name in (MODEL, "sql", "chat", "none"):
                 status = (await running.chat(model=name, headers=bearer)).status_code
                 assert status == (200 if name in allowed else 404), (key, name)
+        refused = await running.chat(headers={"authorization": "Bearer sk-1"})
+        assert refused.json()["error"]["message"].endswith("for this key; /v1/models lists what this key may use.")
 
 
 @pytest.mark.slow

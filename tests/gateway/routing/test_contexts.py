@@ -100,7 +100,11 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
         listed = (await running.client.get("/v1/models")).json()["data"]
         assert [each["max_model_len"] for each in listed] == [LONG]
         running.backend("b").health = Health(State.EJECTED)
-        assert (await running.chat("Hi")).json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
+        answer = await running.chat("Hi")
+        assert answer.json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), "it may be taken in a moment"
+        running.backend("b").health, running.backend("a").health = Health(State.UP), Health(State.EJECTED)
+        assert (await running.chat("Hi")).status_code == 400, "the longest has refused it"
 
 
 async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:

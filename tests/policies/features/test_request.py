@@ -42,6 +42,7 @@ def test_absent_and_null_fields_have_defaults() -> None:
         ({"min_p": "0.1"}, ("min_p",)),
         ({"logit_bias": {"42": -100}}, ("logit_bias",)),
         ({"min_p": 1, "logit_bias": {"42": 0}}, ("min_p", "logit_bias")),
+        ({"logprob_token_ids": [5]}, ("logprob_token_ids",)),
         ({"min_p": 0}, ()),
         ({"min_p": 0.0, "logit_bias": {}}, ()),
         ({"min_p": None, "logit_bias": None}, ()),
