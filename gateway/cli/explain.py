@@ -35,16 +35,14 @@ def explain(
     gateway explain "Say hello." --temperature 0
     gateway explain request.json
     """
-    import orjson
-
-    from gateway.dialects.json_body import BYTE_ORDER_MARK
+    from gateway.dialects.json_body import decoded_body
 
     admin = Admin(url, admin_key)
     fields: Any = {"messages": [{"role": "user", "content": request}]}
     if request == "-" or Path(request).suffix == ".json":
         body = read_given(request, _MOST_BYTES)
         try:
-            fields = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
+            fields = decoded_body(body)
         except ValueError as error:
             raise UsageError(f"{request} is not JSON: {error}") from None
     else:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import orjson
-
-from gateway.dialects.json_body import BYTE_ORDER_MARK, insert_field, set_field
+from gateway.dialects.json_body import decoded_body, insert_field, set_field
 
 _XARGS: Final = "vllm_xargs"
 _ESCAPE: Final = b"\\u00"  # its name may be written with escapes
@@ -28,7 +26,7 @@ def with_draft_tokens(body: bytes, k: int) -> bytes:
     """
     if b"vllm_xargs" not in body and _ESCAPE not in body and _HAS_FIELDS.match(body) is not None:
         return insert_field(body, b'"vllm_xargs":{"draft_tokens":%d}' % k)
-    given = orjson.loads(body.removeprefix(BYTE_ORDER_MARK)).get(_XARGS)
+    given = decoded_body(body).get(_XARGS)
     if given is not None and not isinstance(given, dict):
         return body
     return set_field(body, _XARGS, {**(given or {}), "draft_tokens": k})

@@ -1,9 +1,9 @@
-"""Sets fields in the JSON body of a request."""
+"""Decodes the JSON body of a request, and sets fields in it."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -12,6 +12,11 @@ from gateway.dialects.errors import GatewayError
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Begins the JSON of some clients; engines ignore it, as RFC 8259 allows."""
 _NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
+
+
+def decoded_body(body: bytes) -> Any:
+    """Return what a body contains, after a byte order mark if it begins with one."""
+    return orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
 
 
 def insert_field(body: bytes, field: bytes) -> bytes:
@@ -42,7 +47,7 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
     >>> set_field(b'{"n": 1}', "stream_options", {"include_usage": True})
     b'{"stream_options":{"include_usage":true},"n": 1}'
     """
-    document = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
+    document = decoded_body(body)
     try:
         if name not in document and document:
             return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))

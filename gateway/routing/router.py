@@ -20,7 +20,7 @@ from backends.speculation import Method
 from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.form import text_in_form
-from gateway.dialects.json_body import BYTE_ORDER_MARK
+from gateway.dialects.json_body import BYTE_ORDER_MARK, decoded_body
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.contexts import fitting, nearest
 from gateway.routing.keys import UNAUTHENTICATED, Client
@@ -359,7 +359,7 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     problem = "a JSON object"
     if body.startswith(b"{") or _may_be_object(body):
         try:
-            document: dict[str, Any] = orjson.loads(body.removeprefix(BYTE_ORDER_MARK))
+            document: dict[str, Any] = decoded_body(body)
         except orjson.JSONDecodeError as error:
             problem = f"JSON: {error}"
         else:

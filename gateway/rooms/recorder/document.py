@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from backends.backend import Backend, EngineLoad
-from gateway.dialects.json_body import BYTE_ORDER_MARK
+from gateway.dialects.json_body import decoded_body
 from gateway.dialects.transcript import Transcript, read_answer, read_document
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.recorder.hashes import TextHasher
@@ -324,7 +324,7 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
 
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
-        document = orjson.loads(body.removeprefix(BYTE_ORDER_MARK)) if body else {}
+        document = decoded_body(body) if body else {}
     except orjson.JSONDecodeError:  # such as NaN, which could not be written either
         return {}
     return document if isinstance(document, dict) else {}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.json_body import BYTE_ORDER_MARK, insert_field
+from gateway.dialects.json_body import decoded_body, insert_field
 from policies.features.request import COMPLETIONS_MAX_TOKENS, Endpoint
 
 COMPLETIONS_TARGET: Final = b"/v1/completions"
@@ -77,7 +77,7 @@ class RescuableRequest:
         """
         rest = max(1, context_tokens - len(prompt_ids) - len(ids))
         remaining = self.remaining_tokens(len(ids))
-        sent = orjson.loads(self._body.removeprefix(BYTE_ORDER_MARK))  # with the priority that the gateway has set
+        sent = decoded_body(self._body)  # with the priority that the gateway has set
         document = {
             **{name: value for name, value in sent.items() if name in _COPIED},
             "prompt": prompt_ids + ids,

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from backends.speculation import Method
+from gateway.dialects.json_body import decoded_body
 from gateway.dialects.transcript import read_answer
 from gateway.telemetry.log_format import place_of
 from policies.features.prompt import read_prompt
@@ -48,7 +49,7 @@ def replayed_text(text: dict[str, Any], body: bytes, answer: bytes, arms: Sequen
     It uses token ids if request and answer contain them, else pieces of the text.
     """
     endpoint = Endpoint(text["endpoint"])
-    document = orjson.loads(body)
+    document = decoded_body(body)
     if not isinstance(document, dict):
         return {}
     transcript = read_answer(endpoint, answer, stream=text["streamed"])
