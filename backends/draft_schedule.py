@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def draft_schedule(method: Method, config: Mapping[str, Any] | None) -> DraftSch
     k = draft_tokens(method, config)
     if k == 0:
         return DraftSchedule(0)
-    ranges = config.get("num_speculative_tokens_per_batch_size")
+    ranges = config.get(SCHEDULE_KEY)
     adaptive = bool(config.get("enable_adaptive_verification"))
     return DraftSchedule(k, k_by_batch(ranges, k) if ranges else (), adaptive)
 

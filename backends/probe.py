@@ -96,7 +96,7 @@ class Probe:
             result = _unconnected(error)
             self.was_refused |= result.refused
             if self._backend.url.startswith("https:") and not result.refused:
-                await asyncio.get_running_loop().run_in_executor(authorities.threads, authorities.renew)
+                await asyncio.wrap_future(authorities.renewals.begin())
         except httpx.TimeoutException:
             return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:

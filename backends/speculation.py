@@ -86,8 +86,9 @@ PASSED_ON = frozenset(
 """Keys of vLLM 0.32 that the gateway only passes on."""
 # vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: any other k crashes the engine.
 _NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
+
+SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 
 PositiveInt = Annotated[int, Field(ge=1)]
 BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]
@@ -181,9 +182,9 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
         issues.append(Issue(("model",), f"required by {method}", f"set it to {what}"))
     if not _is_name_of(method, values.get("method", method)):
         issues.append(Issue(("method",), f"differs from the backend's method, {method}", "remove it"))
-    if served and method in _NO_SCHEDULE and _SCHEDULE in values:
+    if served and method in _NO_SCHEDULE and SCHEDULE_KEY in values:
         what = f"vLLM 0.32 cannot change k with {method}: the engine would die in its first larger batch"
-        issues.append(Issue((_SCHEDULE,), what, "remove it", at_key=True))
+        issues.append(Issue((SCHEDULE_KEY,), what, "remove it", at_key=True))
     if served:
         issues += [
             Issue((key,), "not supported by vLLM 0.32", hint, at_key=True)
@@ -267,7 +268,7 @@ def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
 
 
 def _schedule_issues(schedule: list[BatchRange]) -> Iterator[Issue]:
-    key = _SCHEDULE
+    key = SCHEDULE_KEY
     order = sorted(range(len(schedule)), key=lambda index: schedule[index][0])
     end = 0
     for index in order:

@@ -81,7 +81,7 @@ class CheckedModel(BaseModel):
         return settings
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint that names the closest of `known`, or all of them if none is close.
 
     Examples
@@ -92,7 +92,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     'known here: ngram, suffix'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, names, n=1)
     if close:
         return _suggestion(close[0])
     return f"known here: {', '.join(names)}" if names else "no name is known here"

@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from backends.calibration.calibration import StepTime
 from backends.calibration.parameters import EngineParameters
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 
 Floats = npt.NDArray[np.float64]
 Range = tuple[int, int, int]
 """`(first, last, k)`: batch sizes, both ends included, and the tokens drafted for them."""
-
-SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
 
 TOLERANCE: Final = 0.001
 """Share of the throughput that merging ranges may cost at a batch size."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -308,6 +309,8 @@ class Calibration(CheckedModel):
 
     def premises(self, methods: Iterable[Method]) -> list[str]:
         """Return what it was measured on, its error, and the assumptions about unmeasured methods."""
+        # A file may be a fit that is gone when this is read.
+        where = "here" if Path(self.name).is_absolute() else f"for {self.name}"
         what = f"{self.name} is {self.target} in {self.precision} on {self.hardware}, {self.measured}"
         entries = {method: self.method(method) for method in dict.fromkeys(methods)}
         taken: dict[str, list[str]] = {}
@@ -315,14 +318,14 @@ class Calibration(CheckedModel):
             if entry.taken_from and method is not Method.BASELINE:
                 taken.setdefault(entry.taken_from, []).append(method)
         said = [what] * (self.measured is not None) + [
-            f"Drafting times and acceptance of {', '.join(of)} were not measured for {self.name}: they are {other}'s."
+            f"Drafting times and acceptance of {', '.join(of)} were not measured {where}: they are {other}'s."
             for other, of in taken.items()
         ]
         for method, entry in entries.items():
             if between := entry.drafting.unmeasured_ms:
                 own = f"{1e3 * entry.drafting.base_s:g} ms" if entry.drafting.base_s else "next to nothing"
                 said.append(
-                    f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
+                    f"What a step takes longer with {method} was not measured {where}: elsewhere it was "
                     f"{between[0]:g} to {between[1]:g} ms, and {own} is taken. `gateway calibrate` measures yours."
                 )
         return said

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import ssl
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ def trusted() -> ssl.SSLContext:
 
 
 def renew() -> None:
-    """Trust also those in the file as it is now, in one of `threads`; those before stay trusted."""
+    """Trust also those in the file as it is now; those before stay trusted."""
     if (file := ssl.get_default_verify_paths().cafile) is not None:
         with contextlib.suppress(OSError):
             found = os.stat(file)
@@ -38,5 +38,19 @@ def _read(_inode: int, _changed_ns: int) -> None:
     trusted().set_default_verify_paths()
 
 
-threads: Final = ThreadPoolExecutor(1, "authorities")
-"""For files that may never answer."""
+class Renewals:
+    """Renews the authorities, each time in a thread that ends with it; one at a time, as the file may never answer."""
+
+    def __init__(self) -> None:
+        self._latest: Future[None] | None = None
+
+    def begin(self) -> Future[None]:
+        """Return the renewal that is under way, or begin one."""
+        if self._latest is None or self._latest.done():
+            thread = ThreadPoolExecutor(1, "authorities")
+            self._latest = thread.submit(renew)
+            thread.shutdown(wait=False)
+        return self._latest
+
+
+renewals: Final = Renewals()

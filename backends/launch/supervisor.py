@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from backends import background
+from backends.files.own_folder import make_own
 from backends.launch.ports import port_is_free
 from backends.reported import printable
 
@@ -54,7 +55,7 @@ class EngineProcess:
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> EngineProcess:
         """Start a command, and append its output to a file."""
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_own(log_path.parent)
         with log_path.open("ab") as log:
             engine = await asyncio.create_subprocess_exec(
                 *argv,

@@ -44,6 +44,7 @@ def vllm_serve_argv(
         "--shutdown-timeout": ("20",),  # with the default of 0, SIGTERM cuts streams, and clients hang
         "--enable-request-id-headers": (),
         "--enable-per-request-metrics": (),
+        "--enable-prompt-tokens-details": (),
     }
     if method is not Method.BASELINE:
         defaults["--speculative-config"] = (json.dumps({"method": method.value, **speculative_config}),)

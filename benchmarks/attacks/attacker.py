@@ -168,9 +168,9 @@ def _flood(head: bytes, piece: bytes, size: int) -> Attack:
     return attack
 
 
-async def _repeat(port: int, report: Report, connections: int, request: bytes, seconds: float = _FLOOD_S) -> None:
+async def _repeat(port: int, report: Report, connections: int, request: bytes) -> None:
     """Send a request over and over on connections, each after the answer to the one before."""
-    end_s = time.monotonic() + seconds
+    end_s = time.monotonic() + _FLOOD_S
 
     async def one() -> None:
         while time.monotonic() < end_s:
@@ -231,11 +231,9 @@ def _post(body: bytes, begin: bytes = _HEAD) -> tuple[bytes, bytes]:
     return begin + _KEY + b"content-length: %d\r\n\r\n" % len(body), body
 
 
-async def _at_once(
-    port: int, report: Report, bodies: Iterable[bytes], seconds: float = _FLOOD_S, begin: bytes = _HEAD
-) -> None:
+async def _at_once(port: int, report: Report, bodies: Iterable[bytes], begin: bytes = _HEAD) -> None:
     """Send each body again and again, each on a connection of its own."""
-    end_s = time.monotonic() + seconds
+    end_s = time.monotonic() + _FLOOD_S
 
     async def one(head: bytes, body: bytes) -> None:
         while time.monotonic() < end_s:

@@ -85,7 +85,7 @@ class BackendTransport(NullTransport):
 
 
 class Inside:
-    """A gateway without sockets, each of whose backends has some idle connections.
+    """A gateway without sockets, each of whose backends has an idle connection.
 
     Attributes
     ----------
@@ -93,19 +93,18 @@ class Inside:
         Connections that carry a request, the oldest first.
     """
 
-    def __init__(self, settings: PoolSettings, idle: int) -> None:
+    def __init__(self, settings: PoolSettings) -> None:
         self.gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
         self.writes = self.gateway.relay.writes
         self.carried: deque[UpstreamConnection] = deque()
-        self._server = HttpServer(HttpFrontend(self.gateway, _no_app, set()), ServerLimits(), writes=self.writes)
+        self._server = HttpServer(HttpFrontend(self.gateway, _no_app, set()), ServerLimits(), self.writes)
         for model in self.gateway.models.values():
             for upstream in model.upstreams.values():
                 upstream.backend.health = Health(State.UP)
                 client = cast("UpstreamClient", upstream.client)
-                for _ in range(idle):
-                    connection = UpstreamConnection(client)
-                    connection.connection_made(BackendTransport(connection, self.carried))
-                    client.keep(connection)
+                connection = UpstreamConnection(client)
+                connection.connection_made(BackendTransport(connection, self.carried))
+                client.keep(connection)
 
     def client(self, transport: NullTransport) -> ServerConnection:
         """Return the connection of a client."""
@@ -120,7 +119,7 @@ async def _no_app(*_: object) -> None:
 
 async def measure(pool: Path) -> float:
     """Return the microseconds per request on the event loop."""
-    inside, client = Inside(load_pool(pool), 1), NullTransport()
+    inside, client = Inside(load_pool(pool)), NullTransport()
     frontend = inside.client(client)
     queues: list[deque[Any]] = []
     for room in inside.gateway.rooms:

@@ -1,7 +1,6 @@
 """Compare the simulator with a real vLLM on the CPU: `python -m benchmarks.vllm_cpu COMMAND`.
 
 measure   measure the engine of each method, one at a time
-fit       fit the simulator to the measurements at concurrency 2 and 8
 compare   print the errors of simulated figures, as Markdown
 """
 
@@ -12,23 +11,19 @@ import asyncio
 import sys
 from pathlib import Path
 
-import yaml
-
-from backends.calibration import calibration as calibrations
-from benchmarks.vllm_cpu import calibrate
+from backends.calibration.load import load_calibration
 from benchmarks.vllm_cpu.compare import compare, errors
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import Cell, measure, read, write
 from benchmarks.vllm_cpu.quiet import run_in_real_time
 
 MEASURED = Path(__file__).with_name("measured.json.xz")
-FITTED_TO = Path(calibrations.__file__).with_name("data") / "tiny-cpu.yaml"
 
 
 def main() -> None:
-    """Measure, fit or compare."""
+    """Measure or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("measure", "fit", "compare"))
+    parser.add_argument("command", choices=("measure", "compare"))
     command = parser.parse_args().command
     if command == "measure":
         if not run_in_real_time():
@@ -37,11 +32,8 @@ def main() -> None:
         for method in METHODS:
             cells += asyncio.run(measure(method))
             write(MEASURED, cells)  # a method that fails loses none of those before
-    elif command == "fit":
-        calibrate.write(FITTED_TO, read(MEASURED))
     else:
-        fitted = calibrations.Calibration.model_validate(yaml.safe_load(FITTED_TO.read_text(encoding="utf-8")))
-        print(*errors(compare(read(MEASURED), fitted)), sep="\n")
+        print(*errors(compare(read(MEASURED), load_calibration("tiny-cpu"))), sep="\n")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.table import head, row
 from benchmarks.vllm_cpu.engines import METHODS
-from benchmarks.vllm_cpu.fit import FITTED
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell
 from benchmarks.vllm_cpu.simulate import Figures, measured, middle, reported, scripts, simulated
 
 AIM = 0.20
+FITTED = (2, 8)
+"""Concurrencies that the calibration is fitted to."""
 TURNAROUND_S = 0.002
 """From the end of an answer to the next request of the client."""
 

@@ -17,14 +17,12 @@ from benchmarks.vllm_cpu.prompts import pieces
 from benchmarks.vllm_cpu.quiet import Clock, until_load_below, until_quiet
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
-PREFILL_CHARACTERS = (150, 600, 1500, 3000)
-PREFILL_REQUESTS = 6
 WARM_UP = 24
 ROUNDS = 3
 QUIET_LOAD_AVERAGE, LOAD_WAIT_S = 0.5, 300.0
 QUIET_SHARE, QUIET_WAIT_S = 0.05, 10.0
 """What is waited for, and how long: a load average before an engine, and other CPU use before a cell."""
-WARM_UP_TURN, PREFILL_TURN = -1, -2
+WARM_UP_TURN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Cell:
     Parameters
     ----------
     turn
-        Round of the loop; `WARM_UP_TURN`, or `PREFILL_TURN` for prompts of one size sent one after another.
+        Round of the loop; negative: not compared.
     cpu_share
         CPU time of the load generator, in shares of one core.
     engine_load_average
@@ -59,7 +57,7 @@ def requests_of(concurrency: int) -> int:
 
 
 async def measure(method: Method) -> list[Cell]:
-    """Measure one method: warm-up, single prefills of several sizes, and each concurrency once per round.
+    """Measure one method: warm-up, and each concurrency once per round.
 
     Every method gets the same prompts in the same order; all prompts differ.
     """
@@ -80,9 +78,6 @@ async def measure(method: Method) -> list[Cell]:
 
         for concurrency in (1, 4, 16):
             await cell(list(itertools.islice(prompts, WARM_UP)), concurrency, WARM_UP_TURN)
-        for characters in PREFILL_CHARACTERS:
-            singles = itertools.islice(pieces(characters), 40, 40 + PREFILL_REQUESTS)
-            await cell([(f"# {characters}\n{text}", 17) for text, _ in singles], 1, PREFILL_TURN)
         for turn in range(ROUNDS):
             for concurrency in CONCURRENCIES:
                 await cell(list(itertools.islice(prompts, requests_of(concurrency))), concurrency, turn)

@@ -21,15 +21,10 @@ CHARACTERS = (300, 450, 600, 750)
 OUTPUT_TOKENS = (128, 96, 160)
 
 
-def pieces(characters: int | None = None) -> Iterator[tuple[str, int]]:
-    """Yield prompts with output lengths, which vary so that requests do not stay in step.
+def pieces() -> Iterator[tuple[str, int]]:
+    """Yield prompts of about 100 to 250 tokens with output lengths, which vary so that requests do not stay in step.
 
     The modules take turns after each piece, so that consecutive pieces differ.
-
-    Parameters
-    ----------
-    characters
-        Length of every prompt; None alternates between 300, 450, 600 and 750 (about 100 to 250 tokens).
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [library / f"{name}.py" for name in dict.fromkeys(MODULES)]
@@ -38,7 +33,7 @@ def pieces(characters: int | None = None) -> Iterator[tuple[str, int]]:
     count = 0
     while True:
         for index, text in enumerate(texts):
-            length = characters or CHARACTERS[count % len(CHARACTERS)]
+            length = CHARACTERS[count % len(CHARACTERS)]
             piece = text[starts[index] : starts[index] + length]
             starts[index] += length
             if len(piece) == length:

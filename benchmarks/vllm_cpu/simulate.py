@@ -15,7 +15,7 @@ from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
 from benchmarks.vllm_cpu.engines import speculative_config
 from benchmarks.vllm_cpu.load import Answer
-from benchmarks.vllm_cpu.measure import PREFILL_TURN, Cell
+from benchmarks.vllm_cpu.measure import Cell
 
 DISTURBED_SHARE = 0.15
 Scripts = list[tuple[Cell, list[Script]]]
@@ -51,9 +51,9 @@ def _later(answer: Answer) -> int:
     return len(answer.output_ids) - answer.chunk_tokens[0]
 
 
-def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, seed: int = 0) -> Scripts:
+def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration) -> Scripts:
     """Return the scripts of a method's cells, from a single proposer, because suffix decoding remembers answers."""
-    proposer = Proposer(method, speculative_config(method), calibration, seed, calibration.scheduler.max_model_len)
+    proposer = Proposer(method, speculative_config(method), calibration, 0, calibration.scheduler.max_model_len)
     return [
         (cell, [proposer.script(answer.prompt_ids, answer.output_ids, 0.0, "code") for answer in cell.answers])
         for cell in cells
@@ -61,7 +61,7 @@ def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, see
     ]
 
 
-def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script], turnaround_s: float = 0.0) -> Figures:
+def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script], turnaround_s: float) -> Figures:
     """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
     fleet = Fleet([SimulatedReplica("a", calibration, cell.method, speculative_config(cell.method))])
     timeline = run_closed_loop(fleet, requests, cell.concurrency, turnaround_s=turnaround_s)
@@ -85,11 +85,6 @@ def reported(loops: Scripts) -> Scripts:
         for cell, requests in loops
         if cell.foreign_share <= max(DISTURBED_SHARE, least[cell.method, cell.concurrency])
     ]
-
-
-def is_prefill(cell: Cell) -> bool:
-    """Return whether a cell measured prefills of one size."""
-    return cell.turn == PREFILL_TURN
 
 
 def middle(figures: Sequence[Figures]) -> Figures:

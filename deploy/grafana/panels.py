@@ -62,6 +62,7 @@ def seen(gauge: str, labels: str = BACKEND, by: str = "backend, method") -> str:
 
 
 BASELINE = f'{MODEL},method="baseline"'
+SENT = f'{BACKEND},backend!=""'  # refused requests have no backend, and ".*" matches none too
 TPOT, ITL = "gateway_tpot_seconds", "gateway_itl_seconds"
 MEAN_STEP = ratio(f"{ITL}_sum", f"{ITL}_count", f'{BACKEND},method!="baseline"', "model, backend, method")
 BASELINE_STEP = ratio(f"{ITL}_sum", f"{ITL}_count", BASELINE, "model")
@@ -73,7 +74,7 @@ SLO, KEPT = "gateway_slo_requests_total", f'{MODEL},outcome="kept"'
 
 TRAFFIC = [
     Panel("Requests", "By outcome.", "reqps", [(rate(REQUESTS, MODEL, "outcome"), "{{outcome}}")], is_stacked=True),
-    Panel("Requests by replica", "Where they went.", "reqps", [(rate(REQUESTS), BY_BACKEND)], is_stacked=True),
+    Panel("Requests by replica", "Where they went.", "reqps", [(rate(REQUESTS, SENT), BY_BACKEND)], is_stacked=True),
     Panel(
         "In flight",
         "Requests that the gateways have sent and that have not ended.",
@@ -83,7 +84,7 @@ TRAFFIC = [
     ),
     Panel(
         "Tokens",
-        "Of prompts and answers.",
+        "Of prompts and answers, per second.",
         "short",
         [
             (rate("gateway_prompt_tokens_total", BACKEND, "model"), "{{model}} prompt"),
@@ -332,7 +333,7 @@ OPERATION = [
     ),
     Panel(
         "Tokens by key",
-        "Prompt and output tokens.",
+        "Prompt and output tokens, per second.",
         "short",
         [(rate("gateway_key_tokens_total", GATEWAY, "key"), "{{key}}")],
         is_stacked=True,

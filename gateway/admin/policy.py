@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -37,7 +36,7 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         for name, model in [*gateway.models.items()]:
             models[name] = {"policy": model.policy.name}
             if (versions := gateway.policy_versions.get(name)) is not None:
-                kinds = await asyncio.to_thread(versions.kinds, list(gateway.pool.of(name)))
+                kinds = await versions.kinds(list(gateway.pool.of(name)))
                 models[name] = {**versions.describe(), "kinds": kinds}
         return {"models": models}
 

@@ -26,6 +26,7 @@ from gateway.routing.model import Model
 from gateway.state.documents import Document, Documents
 from policies.guarded.guardrail import CONFIDENCE, Guardrail
 from policies.learned.detector import Detector
+from policies.learned.known import Known
 from policies.learned.policy import Learned
 from policies.learned.thresholds import NothingLearnedError, Rules, in_words, rules_of
 from policies.policy import Policy
@@ -66,7 +67,8 @@ class PolicyVersions:
         """Apply the documents now and whenever they change; called before the gateway starts."""
         if isinstance(self.policy, Learned):
             self.documents.watch(self._document("pin"), partial(self._apply, self.policy))
-        self.documents.watch(self._document("thaw"), lambda document: self.guardrail.thaw())
+        name = self._document("thaw")
+        self.documents.watch(name, partial(self._thaw, self.documents.get(name)))
 
     def unfollow(self) -> None:
         """Stop applying the documents: the policy is gone."""
@@ -103,15 +105,17 @@ class PolicyVersions:
                 return self.rules(version)
             await asyncio.sleep(0.05)
 
-    def kinds(self, candidates: list[Candidate]) -> list[str]:
-        """Return a line for each kind of request that the policy has seen; takes some milliseconds."""
-        return in_words(self.policy.known, candidates) if isinstance(self.policy, Learned) else []
+    async def kinds(self, candidates: list[Candidate]) -> list[str]:
+        """Return a line for each kind of request that the policy has seen."""
+        if not isinstance(self.policy, Learned):
+            return []
+        return await asyncio.to_thread(in_words, _known(self.policy, candidates), candidates)
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Rules, Document]:
         """Distill what the policy has learned into the next version of the rules, without pinning it."""
-        learned = self._learned()
+        known = _known(self._learned(), candidates)
         try:
-            rules = await asyncio.to_thread(rules_of, learned.known, candidates)
+            rules = await asyncio.to_thread(rules_of, known, candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return rules, await self._put(self._document("rules"), rules.text)
@@ -174,6 +178,11 @@ class PolicyVersions:
         policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
 
+    def _thaw(self, known: Document | None, document: Document) -> None:
+        """Thaw the guardrail, unless that was done for the policy before it, which has the same guardrail."""
+        if document != known:
+            self.guardrail.thaw()
+
     def _learned(self) -> Learned:
         if isinstance(self.policy, Learned):
             return self.policy
@@ -181,6 +190,13 @@ class PolicyVersions:
 
     def _document(self, content: Literal["rules", "pin", "thaw"]) -> str:
         return f"{self.name}/{content}"
+
+
+def _known(learned: Learned, candidates: list[Candidate]) -> Known:
+    """Return what a policy knows, for a thread; the candidates are added here, since no other thread may do that."""
+    for candidate in candidates:
+        learned.known.replica(candidate)
+    return learned.known
 
 
 def settings_of(text: str) -> ThresholdSettings:

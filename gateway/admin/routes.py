@@ -197,6 +197,7 @@ def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool
         "backend": backend.name,
         "state": backend.health.state,
         "in_flight": backend.in_flight,
+        "others": backend.load.others,
     }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
+from backends.health import SERVING
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import AsJson, say, say_json
 
@@ -33,18 +35,23 @@ def drain(
     model, backend, backends = _find(admin, name)
     answer = admin.post("/admin/drain", model=model, backend=backend)
     say(
-        f"{model}/{backend} is {answer['state']}; {answer['in_flight']} requests in flight there finish. "
+        f"{model}/{backend} is {answer['state']}; {_in_flight(answer)} requests in flight there finish. "
         f"`gateway resume {name}` sends it requests again."
     )
-    if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
+    if not any(each["state"] in SERVING for other, each in backends.items() if other != backend):
         say(f"warning: no other replica of {model} is up: its requests are refused", err=True)
     while wait:
         time.sleep(_POLL_S)  # before it is asked: another worker may answer
         each = admin.get("/admin/pool")["models"].get(model, {"backends": {}})["backends"].get(backend)
         if each is not None and each["state"] != answer["state"]:
             raise failure(f"{model}/{backend} is {each['state']}: somebody resumed it")
-        if each is None or not each["in_flight"] + each["others"]:
+        if each is None or not _in_flight(each):
             break
+
+
+def _in_flight(backend: Mapping[str, Any]) -> int:
+    """Return a replica's requests in flight, from all processes."""
+    return int(backend["in_flight"] + backend["others"])
 
 
 def resume(name: Replica, *, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:

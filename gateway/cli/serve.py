@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from backends import background
+from backends.files.own_folder import make_own
 from gateway.cli.check import read_pool
 from gateway.cli.extras import require
 
@@ -51,10 +51,9 @@ def serve_pool(
 
             Certificate(tls, f"{section}.tls")  # reports bad files now
 
-    run_dir.mkdir(mode=0o700)
-    fcntl.flock(os.open(run_dir, os.O_DIRECTORY), fcntl.LOCK_SH)  # who removes old files from /tmp leaves it alone
+    make_own(run_dir)
     if settings.server.workers > 1:
-        metrics.mkdir()
+        make_own(metrics)
     from gateway.service.run import serve
 
     background.end_process(serve(settings, config, lambda: with_options(read_pool(config)), run_dir))

@@ -30,7 +30,7 @@ _FINGERPRINT: Final = re.compile(rb',"system_fingerprint":"[^"\\]*"')
 
 
 def options_to_ask(document: Mapping[str, Any]) -> Mapping[str, object] | None:
-    """Return the `stream_options` that make a streamed request ask for usage; None if it already does, or cannot.
+    """Return the `stream_options` that make a request for a stream ask for usage; None if it does so, or cannot.
 
     Examples
     --------
@@ -39,8 +39,6 @@ def options_to_ask(document: Mapping[str, Any]) -> Mapping[str, object] | None:
     >>> options_to_ask({"stream": True, "stream_options": {"include_usage": True}}) is None
     True
     """
-    if document.get("stream") is not True:
-        return None
     if "stream_options" not in document:
         return _OPTIONS
     given = document["stream_options"]

@@ -105,7 +105,6 @@ class Objects(Generic[Kept]):
         self,
         api: ApiServer,
         resource: str,
-        version: str,
         namespace: str,
         query: Mapping[str, str],
         keep: Callable[[dict[str, Any]], Kept],
@@ -114,7 +113,7 @@ class Objects(Generic[Kept]):
         self.kept: dict[str, Kept] = {}  # what is kept of each object, by name
         self._api = api
         self._path = f"/apis/{group}" if group else "/api"
-        self._path += f"/{version}/namespaces/{namespace}/{name}"
+        self._path += f"/v1/namespaces/{namespace}/{name}"
         self._what = f"{resource} in the namespace {namespace}"
         self._query = dict(query)  # which objects: `labelSelector` or `fieldSelector`
         self._keep = keep  # returns what to keep of an object; other changes are ignored

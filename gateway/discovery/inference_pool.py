@@ -166,7 +166,7 @@ class InferencePoolSource:
         api = self._api or ApiServer.of_cluster()
         namespace = self._namespace or await api.namespace()
         query = {"fieldSelector": f"metadata.name={self._name}"}
-        pools = Objects(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
+        pools = Objects(api, "inferencepools.inference.networking.k8s.io", namespace, query, _Pool.of)
         task: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as group, aclosing(pools.changes()) as changes:
@@ -184,7 +184,7 @@ class InferencePoolSource:
 
     async def _follow_pods(self, api: ApiServer, namespace: str, pool: _Pool, report: Report) -> None:
         keep = partial(Pod.of, default=self._default)
-        pods = Objects(api, "pods", "v1", namespace, {"labelSelector": pool.selector}, keep)
+        pods = Objects(api, "pods", namespace, {"labelSelector": pool.selector}, keep)
         async with aclosing(pods.changes()) as changes:
             async for _ in changes:
                 report(self._replicas(pods.kept, pool.ports))

@@ -24,7 +24,7 @@ class KubernetesSource:
         api = self._api or ApiServer.of_cluster()
         selector = {"labelSelector": f"kubernetes.io/service-name={self._service}"}
         namespace = self._namespace or await api.namespace()
-        slices = Objects(api, "endpointslices.discovery.k8s.io", "v1", namespace, selector, self._endpoints)
+        slices = Objects(api, "endpointslices.discovery.k8s.io", namespace, selector, self._endpoints)
         async with aclosing(slices.changes()) as changes:
             async for _ in changes:
                 found: dict[str, Replica] = {}  # an endpoint has a slice for each family, and two while it moves

@@ -104,7 +104,6 @@ class ServerConnection(Connection):
 
     def shutdown(self) -> None:
         """Close the connection once the current request, or one that may be on its way, has been answered."""
-        self.server.is_stopping = True
         if self.reply is not None:
             self.reply.keep_alive = False
         elif self._transport is not None and not self.is_closing:
@@ -126,9 +125,9 @@ class ServerConnection(Connection):
         else:
             self.abort()
 
-    def forget_head(self) -> None:
-        """Ask the service about the next request, even if its head matches an earlier one."""
-        self._reader.forget()
+    def follow_limits(self) -> None:
+        """Bound the next request by the current limits, and ask the service about it even if its head is known."""
+        self._reader.forget(self.server.limits.body_bytes)
 
     def idle_since_s(self) -> float:
         """Return since when it has waited for a request, or the rest of its head; infinity if it does not wait."""
@@ -167,10 +166,11 @@ class ServerConnection(Connection):
         reader, count = self._reader, 0
         self._is_reading = True
         try:
-            while not self.is_closing and (reader.is_reading_body or not self._must_wait(count)):
-                event = reader.next()
-                if event == NOTHING:
-                    break
+            while (
+                not self.is_closing
+                and (reader.is_reading_body or not self._must_wait(count))
+                and (event := reader.next()) != NOTHING
+            ):
                 if event == HEAD:
                     count += 1
                     self.is_new, self._read_s = False, 0.0
@@ -188,6 +188,9 @@ class ServerConnection(Connection):
                     self._expect_more(reply)
         except RequestError as error:
             self._refuse(error.status, error.reason)
+        except Exception:
+            self.abort()  # a defect, which the event loop logs
+            raise
         self._is_reading = False
         if self.is_closing:
             return
@@ -197,7 +200,8 @@ class ServerConnection(Connection):
         if count == _MAX_IN_A_ROW and self.reply is None:
             self._read_later()
         if waiting_bytes or reader.is_reading_body or self.held_bytes:
-            self.server.hold(self, reader.held_bytes())
+            before, self.held_bytes = self.held_bytes, reader.held_bytes()
+            self.server.hold(self.held_bytes - before)
 
     def _must_wait(self, count: int) -> bool:
         """Return whether the next request must wait: for an answer, a slow client, or other connections."""
@@ -232,7 +236,8 @@ class ServerConnection(Connection):
         """Drop what has been read."""
         self._reader.drop()
         if self.held_bytes:
-            self.server.hold(self, 0)
+            self.server.hold(-self.held_bytes)
+            self.held_bytes = 0
 
     def _read_later(self) -> None:
         """Read waiting requests in a later turn of the event loop."""

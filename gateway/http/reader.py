@@ -103,9 +103,9 @@ class RequestReader:
         if pattern is not None:
             self._pattern, self._known_head = pattern, self.head
 
-    def forget(self) -> None:
-        """Forget the learned head."""
-        self._known_head = None
+    def forget(self, most_body_bytes: int) -> None:
+        """Forget the learned head, and bound the bodies of later requests."""
+        self._known_head, self._most_body_bytes = None, most_body_bytes
 
     def waiting_bytes(self) -> int:
         """Return how many received bytes are unread; drop those read."""

@@ -54,11 +54,11 @@ class DateLine:
 class Connection(ABC):
     """A client connection as replies and the server see it: its writing half; a subclass reads."""
 
-    def __init__(self, writes: WriteBatch | None, date: DateLine) -> None:
+    def __init__(self, writes: WriteBatch, date: DateLine) -> None:
         self.date = date
-        self.held_bytes = 0  # bytes of its unfinished request, as the server counts them
+        self.held_bytes = 0  # bytes of its unfinished request
         self.reply: HttpReply | None = None  # the current request: being read or answered
-        self._writes = writes  # batches the writes of whole answers; None writes immediately
+        self._writes = writes  # batches the writes of whole answers
         self._transport: Any = None
         self._is_paused = False  # reading from the client is paused
         # When a slow client became slow, or last received some of the unsent bytes; 0.0 if it is not slow.
@@ -88,18 +88,12 @@ class Connection(ABC):
     def write(self, data: bytes) -> None:
         """Write at the end of the event loop's iteration."""
         if self._transport is not None:
-            if self._writes is not None:
-                self._writes.add(self._transport, data)
-            else:
-                self._transport.write(data)
+            self._writes.add(self._transport, data)
 
     def write_now(self, data: bytes) -> None:
         """Write now, as for a chunk of a stream."""
         if self._transport is not None:
-            if self._writes is not None:
-                self._writes.write_now(self._transport, data)
-            else:
-                self._transport.write(data)
+            self._writes.write_now(self._transport, data)
 
     def pause_reading(self, *, is_paused: bool) -> None:
         """Pause or resume reading from the client."""
@@ -129,8 +123,8 @@ class Connection(ABC):
         """Close the connection once the current request, or one that may be on its way, has been answered."""
 
     @abstractmethod
-    def forget_head(self) -> None:
-        """Ask the service about the next request, even if its head matches an earlier one."""
+    def follow_limits(self) -> None:
+        """Bound the next request by the current limits, and ask the service about it even if its head is known."""
 
     @abstractmethod
     def idle_since_s(self) -> float:
@@ -150,6 +144,7 @@ class HttpReply:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
+        self._is_head = request.method == "HEAD"  # whose answer has no body
         # Whether the service has admitted the head; once is enough for all requests with the same head.
         self.is_admitted = is_admitted
         self.request = request
@@ -168,7 +163,7 @@ class HttpReply:
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer; the head is written together with the first bytes of the body."""
         head = _STATUS_LINES[status] + self._connection.date.now() + lines
-        if self.request.method == "HEAD" or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
+        if self._is_head or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
         elif self._chunked:
             head += b"transfer-encoding: chunked\r\n"
@@ -176,7 +171,7 @@ class HttpReply:
 
     def data(self, chunk: bytes) -> None:
         """Send bytes of the body."""
-        if not chunk or self.request.method == "HEAD":
+        if self._is_head or not chunk:
             return
         head, self._head = self._head, b""
         size = _SIZES[len(chunk)] if len(chunk) < len(_SIZES) else b"%x" % len(chunk)
@@ -195,7 +190,7 @@ class HttpReply:
             self.head(status, lines)
             self.end()
             return
-        sent = b"" if self.request.method == "HEAD" else body
+        sent = b"" if self._is_head else body
         date, close = self._connection.date.now(), self._close_line()
         self._connection.write(
             b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], date, lines, close, len(body), sent)

@@ -12,8 +12,10 @@ import heapq
 import logging
 import time
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
+from backends import background
 from backends.background import Seldom
 from backends.http.wire import WriteBatch
 from gateway.http.reply import Connection, DateLine, HttpReply
@@ -70,16 +72,10 @@ class Service(Protocol):
 class HttpServer:
     """What the connections of a server share."""
 
-    def __init__(
-        self,
-        service: Service,
-        limits: ServerLimits,
-        *,
-        writes: WriteBatch | None = None,
-    ) -> None:
+    def __init__(self, service: Service, limits: ServerLimits, writes: WriteBatch | None = None) -> None:
         self.service = service
         self.limits = limits
-        self.writes = writes  # batches the writes of whole answers; None writes immediately
+        self.writes = writes or WriteBatch()  # batches the writes of whole answers
         self.is_stopping = False  # whether the server is stopping: no connection accepts another request
         self.connections: set[Connection] = set()  # the open ones
         self.date = DateLine()
@@ -89,10 +85,17 @@ class HttpServer:
         self._idlest_again_s = 0.0
         self._warned = Seldom()
 
-    def forget_heads(self) -> None:
-        """Ask the service about the next request of each connection, as its answer may have changed."""
+    def change(self, limits: ServerLimits) -> None:
+        """Replace the limits; ask the service about the next request of each connection, as its answer may change."""
+        self.limits = limits
         for connection in self.connections:
-            connection.forget_head()
+            connection.follow_limits()
+
+    def shutdown(self) -> None:
+        """Close each connection once its current request, or one that may be on its way, has been answered."""
+        self.is_stopping = True
+        for connection in list(self.connections):
+            connection.shutdown()
 
     def register(self, connection: Connection) -> bool:
         """Track a connection until it is lost, and check its timeouts; return whether there is room for it."""
@@ -129,21 +132,19 @@ class HttpServer:
                 since_s = connection.idle_since_s()
                 if since_s < now_s:
                     idle.append((since_s, connection))
-            self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=_since_of)
+            self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=itemgetter(0))
             self._idlest.reverse()
 
-    def hold(self, connection: Connection, held_bytes: int) -> None:
-        """Count the bytes of unfinished requests on a connection, and refuse the largest ones above the limit."""
-        more_bytes = held_bytes - connection.held_bytes
+    def hold(self, more_bytes: int) -> None:
+        """Count more bytes of unfinished requests, or fewer, and refuse the largest ones above the limit."""
         self._held_bytes += more_bytes
-        connection.held_bytes = held_bytes
         if more_bytes > 0 and self._held_bytes > self.limits.unfinished_bytes:
             self._shed()
 
     def _shed(self) -> None:
         limit_bytes = self.limits.unfinished_bytes
         self._warn(f"unfinished requests hold more than {limit_bytes} bytes: the largest are refused")
-        for connection in sorted(self.connections, key=_held_by, reverse=True):
+        for connection in sorted(self.connections, key=attrgetter("held_bytes"), reverse=True):
             if self._held_bytes <= SHED_SHARE * limit_bytes:
                 break
             connection.shed()
@@ -155,22 +156,17 @@ class HttpServer:
 
     def close(self, transport: Any) -> None:
         """Close a transport after its pending writes."""
-        if self.writes is not None:
-            self.writes.flush()
+        self.writes.flush()
         transport.close()
 
     def _check(self) -> None:
         """Check the timeouts of all connections; one timer for all saves two timer changes per request."""
         now_s = time.monotonic()
         for connection in list(self.connections):
-            connection.check(now_s)
+            try:
+                connection.check(now_s)
+            except Exception as error:  # noqa: BLE001 -- the others must still be checked
+                background.note("connections", error)
+                connection.abort()
         running = bool(self.connections)
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check) if running else None
-
-
-def _since_of(idle: tuple[float, Connection]) -> float:
-    return idle[0]
-
-
-def _held_by(connection: Connection) -> int:
-    return connection.held_bytes

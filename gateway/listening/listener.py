@@ -107,10 +107,12 @@ class Listener:
             loop.call_later(_FULL_PAUSE_S, self._accept_tls)
             return
         if len(self._handshakes) >= max(1, self._server.limits.connections // _HANDSHAKE_SHARE):
-            next(iter(self._handshakes)).cancel()
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]  # now: it ends later, and must not be cancelled in place of the next
+            oldest.cancel()
         task = background.start("connections", self._begin_tls(accepted))
         self._handshakes[task] = None
-        task.add_done_callback(self._handshakes.pop)
+        task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
     async def _begin_tls(self, accepted: socket.socket) -> None:
         """Begin TLS on a connection; close it if that takes too long, or it speaks something else."""

@@ -45,6 +45,7 @@ class PeerExchange:
         self._written = 0  # number of the last report that was written
         self._exchanged_s = time.monotonic()
         self._failures = 0
+        self._told = set[str]()  # kinds of errors logged since the last success
         self._is_foreign_told = False
 
     def start(self) -> None:
@@ -55,8 +56,9 @@ class PeerExchange:
         while True:
             began_s = time.monotonic()
             self._peers.update()
-            is_reported = await self._exchange() or began_s - self._exchanged_s > SILENT_S
-            alive = self._peers.settle(is_reported=is_reported)
+            is_reported = await self._exchange()
+            is_out = began_s - self._exchanged_s > SILENT_S
+            alive = self._peers.settle(self, is_reported=is_reported, is_out=is_out)
             self._alive.set(alive)
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
             if self._failures:
@@ -68,7 +70,7 @@ class PeerExchange:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        with contextlib.suppress(StateError, TimeoutError):
+        with contextlib.suppress(StateError, OSError):  # includes the timeout
             leaving = asyncio.get_running_loop().run_in_executor(self._thread, self._live.leave)
             await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)
@@ -80,13 +82,15 @@ class PeerExchange:
         try:
             reports = await asyncio.get_running_loop().run_in_executor(self._thread, self._live.exchange, report, gone)
         except StateError as error:
-            if not self._failures:
+            if error.kind not in self._told:
                 logger.warning("%s: %s; this gateway goes by its own counts until then", error.kind, error)
+            self._told.add(error.kind)
             self._failures += 1
             return False
         if self._failures or not self._written:
             logger.info("requests in flight and limits are shared through %s", self._live.location)
         self._failures, self._written, self._exchanged_s = 0, number, time.monotonic()
+        self._told.clear()
         for report in reports:
             with background.guarded("peers", of="a report"):
                 self._receive(report)

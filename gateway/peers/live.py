@@ -12,6 +12,7 @@ from stat import S_ISREG
 from typing import Protocol
 
 from backends import background
+from backends.files.own_folder import check_own
 from gateway.state.store import StateError
 
 
@@ -39,6 +40,7 @@ class LiveFolder:
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
         """See `Live.exchange`."""
         try:
+            check_own(self._folder)
             if report:
                 written = self._folder / f"{self._writer}.new"
                 written.write_bytes(report)

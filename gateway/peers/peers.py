@@ -58,7 +58,7 @@ class _Peer:
     counts: bool = False  # whether its last report counts: it has reported twice, and lately
     was_counted: bool = False  # whether the last `settle` counted it
     in_flight: dict[str, int] = field(default_factory=dict)
-    ejections: dict[str, int] = field(default_factory=dict)  # number of the last ejection applied, by replica
+    ejections: dict[str, int] = field(default_factory=dict)  # numbers of its current ejections, by replica
     answered: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -88,6 +88,7 @@ class Peers:
         self.number = 0
         self.report = b""  # the last report, encoded; empty before the first `update`
         self._reported_s = 0.0
+        self._told: dict[object, bool] = {}  # whether each place has a report since the limits were last divided
         self._greetings = _REPORTS_TO_COUNT  # reports yet to be written even if nothing has changed
         self._reported: tuple[object, ...] = ()
         self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
@@ -101,11 +102,12 @@ class Peers:
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
 
     def follow(self, keyring: Keyring, models: Mapping[str, Model], shares: Mapping[str, FairShares]) -> None:
-        """Replace the keys, models and shares, and clear the names of replicas, which may have changed too."""
+        """Replace the keys, models and shares; forget replicas that have left."""
         self._keyring, self._models, self._shares = keyring, models, shares
         self._ids.clear()
         present = {self._id(backend) for backend in self._pool}
         self._draining = {replica: said for replica, said in self._draining.items() if replica in present}
+        self._answered = {replica: sums for replica, sums in self._answered.items() if replica in present}
 
     def set_drained(self, backend: Backend, *, drained: bool) -> None:
         """Drain or resume a replica, here and at the peers."""
@@ -182,8 +184,8 @@ class Peers:
         self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():
             if ejection.number > peer.ejections.get(replica, 0):
-                peer.ejections[replica] = ejection.number
                 self._apply(replica, ejection)
+        peer.ejections = {replica: ejection.number for replica, ejection in report.ejected.items()}
         # Drop replicas that have left: else two peers would repeat them to each other forever.
         present = {self._id(backend) for backend in self._pool} if report.draining else set()
         for replica, said in report.draining.items():
@@ -193,8 +195,16 @@ class Peers:
         for response, backend in report.responses.items():
             self._locations.remember(response, backend)
 
-    def settle(self, *, is_reported: bool) -> int:
-        """Forget silent peers, and count the others in load and limits; return their number."""
+    def settle(self, place: object, *, is_reported: bool, is_out: bool) -> int:
+        """Forget silent peers, and count the others in load and limits; return their number.
+
+        Parameters
+        ----------
+        place
+            Where reports were exchanged.
+        is_reported, is_out
+            Whether the last report has been written there, and whether it is out of reach.
+        """
         now_s = self._clock()
         counts: Counter[str] = Counter()
         recounted: Counter[str] = Counter()
@@ -216,8 +226,12 @@ class Peers:
             answered = self._answered.get(replica, (0.0, 0.0))
             self._pool.watch(backend).hear_peers(counts[replica], answered, recounted=recounted[replica])
         alive = sum(peer.counts for peer in self._peers.values())
-        if is_reported or not alive:
+        self._told[place] = is_reported or self._told.get(place, False)
+        if is_out:
+            del self._told[place]
+        if all(self._told.values()) or not alive:
             self._limits.divide(alive)
+            self._told = dict.fromkeys(self._told, False)
         return alive
 
     def gone(self) -> list[str]:

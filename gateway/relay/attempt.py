@@ -246,7 +246,7 @@ class Attempt(WholeReceiver):
         assert answer is not None
         previous_s, self.last_read_s = self.last_read_s, now_s
         self.upstream.backend.note_read(now_s)
-        if answer.events is None:
+        if not delivery.first_s and answer.events is None:
             delivery.note_first(now_s)
         try:
             data = answer.feed(data)

@@ -89,7 +89,8 @@ class Delivery(EndedExchange):
         self, answer: WholeAnswer, status: int, lines: bytes, body: bytes, upstream: Upstream, decision: Decision
     ) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
-        self.note_whole(answer)
+        if self.observers:
+            tell_answer(self.observers, body, answer.document)
         self.answer, self.status, self.has_begun = answer, status, True
         self._reply.whole(status, self._lines(lines, upstream, decision), body)
 

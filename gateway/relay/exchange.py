@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -34,6 +35,7 @@ from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
+_now_s: Final = time.perf_counter
 _OTHER: Final = Endpoint.OTHER
 
 
@@ -76,7 +78,8 @@ class Exchange(Failing):
         self.timer: asyncio.TimerHandle | None = None  # for a deadline set by the request
         self._deadline_s = math.inf  # by `time.perf_counter`
         if request.timeout_s < relay.timeouts.total_s:
-            self.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.expire)
+            left_s = request.timeout_s - (_now_s() - delivery.arrived_s)
+            self.timer = asyncio.get_running_loop().call_later(left_s, self.expire)
         else:
             self._deadline_s = delivery.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
 

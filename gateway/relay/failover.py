@@ -88,14 +88,14 @@ class Failover:
         The caller does `ENGINE_ERROR`, `WAIT`, `TIME_OUT`, and the failure's `otherwise` in place of an error.
         """
         backend, kind = attempt.upstream.backend, failure.kind
-        others = self._others(backend, kind)
-        verdict = verdict_on(kind, self._situation(attempt, failure, has_other=bool(others)))
-        if verdict.step is Step.FAIL and failure.otherwise is not None:
-            verdict = replace(verdict, step=failure.otherwise)
-        if verdict.blame is Blame.IF_SERVED and failure.message:
-            self._suspects += ((backend, failure.message),)
-            self.was_suspected = True
         try:
+            others = self._others(backend, kind)
+            verdict = verdict_on(kind, self._situation(attempt, failure, has_other=bool(others)))
+            if verdict.step is Step.FAIL and failure.otherwise is not None:
+                verdict = replace(verdict, step=failure.otherwise)
+            if verdict.blame is Blame.IF_SERVED and failure.message:
+                self._suspects += ((backend, failure.message),)
+                self.was_suspected = True
             self._carry_out(verdict, attempt, failure, others)
         except Exception as error:
             if not self._exchange.is_open:

@@ -111,7 +111,7 @@ class _AppCall:
         framing = (b"content-length", b"transfer-encoding")
         scope: Scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "asgi": {"version": "3.0", "spec_version": "2.3"},  # from 2.4 on, sending to a client that has gone raises
             "http_version": "1.1" if request.is_http_1_1 else "1.0",
             "method": request.method,
             "scheme": self._scheme,

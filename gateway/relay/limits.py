@@ -50,7 +50,8 @@ class KeyUse(NamedTuple):
     # requests, tokens: sums since the process started.
     requests: int
     tokens: int
-    # requests_before, tokens_before: these sums when it began to use the key, after over a minute without use.
+    # requests_before, tokens_before: these sums when it began to use the key, after over a minute without use, or when
+    # the key got its first limit.
     requests_before: int
     tokens_before: int
     in_flight: int
@@ -73,7 +74,7 @@ class _Account:
     sum_requests: int = 0
     sum_tokens: int = 0
     reported: KeyUse | None = None
-    before: tuple[int, int] = (0, 0)  # the sums when the process began to use the key
+    before: tuple[int, int] = (0, 0)  # see `KeyUse.requests_before`
     used_s: float = -math.inf
     peers: dict[str, KeyUse] = field(default_factory=dict)
     peers_in_flight: int = 0
@@ -89,6 +90,44 @@ class _Account:
         self.sum_requests += 1
         if self.requests is not None:
             self.requests.level -= 1.0
+
+    def end(self, tokens: int) -> None:
+        """Count a request that ends, and charge its tokens."""
+        self.in_flight -= 1
+        self.sum_tokens += tokens
+        if self.tokens is not None:
+            self.tokens.level -= tokens
+
+    def start_over(self) -> None:
+        """Forget what peers reported, and report to them only what is used from now on."""
+        self.before, self.reported, self.used_s = (self.sum_requests, self.sum_tokens), None, -math.inf
+        self.peers, self.peers_in_flight = {}, 0
+
+    def report(self, now_s: float) -> KeyUse | None:
+        """Return its use here for the peers; None if there was none in the last minute."""
+        if self.is_asked or self.in_flight:
+            if now_s - self.used_s > QUIET_S and self.reported is not None:
+                self.before = self.reported.requests, self.reported.tokens
+            self.used_s, self.is_asked = now_s, False
+        if now_s - self.used_s > QUIET_S:
+            return None
+        self.reported = KeyUse(
+            self.sum_requests,
+            self.sum_tokens,
+            *self.before,
+            self.in_flight,
+            0.0 if self.requests is None else round(self.requests.level, 2),
+            0.0 if self.tokens is None else round(self.tokens.level, 2),
+        )
+        return self.reported
+
+    def next_round(self) -> None:
+        """Begin another exchange with the peers."""
+        self.peers_in_flight = sum([use.in_flight for use in self.peers.values()])
+        self.spent_by_round.append(0)
+        self.spent -= self.spent_by_round.pop(0)
+        self.told_in_flight.append(0 if self.reported is None else self.reported.in_flight)
+        del self.told_in_flight[0]
 
     @property
     def grown(self) -> int:
@@ -118,25 +157,20 @@ class Limits:
     def __init__(self, max_in_flight: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         # Limit of requests in flight in this process, over all keys; None for no limit.
         self._max_in_flight = max_in_flight
-        self._in_flight = 0
+        self.in_flight = 0  # requests in flight in this process, over all keys
         self._clock = clock  # returns monotonic seconds
         self._accounts: dict[str, _Account] = {}  # by client id, as all below
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
         self._share = 1.0  # this process's part of what is left, until the next exchange
 
-    @property
-    def in_flight(self) -> int:
-        """Requests in flight in this process, over all keys."""
-        return self._in_flight
-
     def enter(self, client: Client) -> None:
         """Admit a request, or raise. Each call that returns needs a later call of `leave`."""
         has_key = client is not UNAUTHENTICATED
-        if has_key and self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
+        if has_key and self._max_in_flight is not None and self.in_flight >= self._max_in_flight:
             raise GatewayError(
                 503,
-                f"The gateway is at its limit of {self._in_flight} requests in flight: try again shortly.",
+                f"The gateway is at its limit of {self.in_flight} requests in flight: try again shortly.",
                 code="gateway_full",
                 retry_after_s=1.0,
             )
@@ -156,7 +190,7 @@ class Limits:
             self._check(client, account.requests, "requests", account.spent)
         if account.tokens is not None:
             self._check(client, account.tokens, "tokens", 0)
-        self._in_flight += has_key
+        self.in_flight += has_key
         if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
@@ -192,8 +226,8 @@ class Limits:
 
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""
-        self.leave_line(client, tokens)
-        self._in_flight -= client is not UNAUTHENTICATED
+        self._account(client).end(tokens)
+        self.in_flight -= client is not UNAUTHENTICATED
 
     def enter_line(self, client: Client, ahead_tokens: float) -> bool:
         """Admit a batch line if enough of its key's limits is left; `ahead_tokens` is the cost of the lines in flight.
@@ -216,11 +250,7 @@ class Limits:
 
     def leave_line(self, client: Client, tokens: int) -> None:
         """Release a line, and charge its tokens."""
-        account = self._account(client)
-        account.in_flight -= 1
-        account.sum_tokens += tokens
-        if account.tokens is not None:
-            account.tokens.level -= tokens
+        self._account(client).end(tokens)
 
     def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
         """Replace the limits but keep what has been used; forget removed keys without requests in flight."""
@@ -242,22 +272,8 @@ class Limits:
     def report(self) -> dict[str, KeyUse]:
         """Return the use of each key with a limit that was used in the last minute."""
         now_s = self._clock()
-        used = {}
-        for key, account in self._limited.items():
-            if account.is_asked or account.in_flight:
-                if now_s - account.used_s > QUIET_S and account.reported is not None:
-                    account.before = account.reported.requests, account.reported.tokens
-                account.used_s, account.is_asked = now_s, False
-            if now_s - account.used_s <= QUIET_S:
-                used[key] = account.reported = KeyUse(
-                    account.sum_requests,
-                    account.sum_tokens,
-                    *account.before,
-                    account.in_flight,
-                    0.0 if account.requests is None else round(account.requests.level, 2),
-                    0.0 if account.tokens is None else round(account.tokens.level, 2),
-                )
-        return used
+        reports = {key: account.report(now_s) for key, account in self._limited.items()}
+        return {key: use for key, use in reports.items() if use is not None}
 
     def hear(self, peer: str, client: Client, use: KeyUse, *, is_new: bool) -> None:
         """Record the use of a key at a peer; call `divide` after all peers have been heard."""
@@ -287,11 +303,7 @@ class Limits:
         """Set this process's share until the next exchange; called after each exchange."""
         self._share = 1.0 / (1 + peers)
         for account in self._limited.values():
-            account.peers_in_flight = sum([use.in_flight for use in account.peers.values()])
-            account.spent_by_round.append(0)
-            account.spent -= account.spent_by_round.pop(0)
-            account.told_in_flight.append(0 if account.reported is None else account.reported.in_flight)
-            del account.told_in_flight[0]
+            account.next_round()
 
     def _account(self, client: Client) -> _Account:
         account = self._accounts.get(client.id)
@@ -307,7 +319,10 @@ class Limits:
     def _list(self, client: Client, account: _Account) -> None:
         """Report an account to peers if and only if its key has a limit."""
         limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
-        if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
+        is_limited = client is not UNAUTHENTICATED and any(limit is not None for limit in limits)
+        if is_limited is not (client.id in self._limited):
+            account.start_over()
+        if is_limited:
             self._limited[client.id] = account
         else:
             self._limited.pop(client.id, None)

@@ -190,15 +190,16 @@ class Access:
                     raise too_large(most_bytes)
                 return None
         if path not in self._exact and not path.startswith(self._beginnings):
-            raise GatewayError(
-                404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"
-            )
+            said = f"{path} is not in `paths` of this gateway's pool file, so it is not relayed."
+            for meant in (f"/v1{path}", path.removeprefix("/v1")):  # of a base URL without /v1, or with a second one
+                if meant != path and (meant in self._exact or meant.startswith(self._beginnings)):
+                    said += f" Did you mean {meant}?"
+            raise GatewayError(404, said, code="path_closed")
         return read_head(method, client, path, relayed_target(path, target), headers, self.lines_for(by_name))
 
     def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request is a preflight request that the gateway answers."""
-        is_asked = self.cors is not None and is_preflight(method, headers)
-        return is_asked and self.is_for_clients(path) and not has_body(headers)
+        """Return whether a request is a preflight request that the gateway answers, if it does CORS."""
+        return is_preflight(method, headers) and self.is_for_clients(path) and not has_body(headers)
 
     def is_for_clients(self, path: str) -> bool:
         """Return whether clients, browsers included, use a canonical path."""
@@ -237,7 +238,7 @@ class Access:
 
     def lines_of_refusal(self, target: bytes, headers: list[Header]) -> bytes:
         """Return the header lines of an error that answers a request before it was admitted."""
-        return b"" if self.cors is None or is_admin(canonical_path(target)) else self.lines_for(dict(headers))
+        return b"" if is_admin(canonical_path(target)) else self.lines_for(dict(headers))
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:

@@ -52,8 +52,7 @@ class Fallback:
 
     def __init__(self) -> None:
         self._least_loaded = LeastLoaded(LoadSettings())
-        self._failed: Counter[str] = Counter()
-        self._counted: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()  # since the last call of `count`
         self._logged = Seldom()
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
@@ -77,5 +76,4 @@ class Fallback:
         """Add the failures since the last call to the series."""
         errors = registry.counter("gateway_policy_errors")
         for call in CALLS:
-            errors.labels(model, call).inc(self._failed[call] - self._counted[call])
-        self._counted = self._failed.copy()
+            errors.labels(model, call).inc(self._failed.pop(call, 0))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from backends import background
 from gateway.dialects.errors import GatewayError
 
 _PIECE_BYTES: Final = 2**18
@@ -78,7 +79,7 @@ class Turns:
         self._timer: asyncio.Handle | None = None
 
     def add(self, client: str, steps: Iterator[None]) -> None:
-        """Run the steps of a request, after waiting ones of the same client; they must not raise."""
+        """Run the steps of a request, after waiting ones of the same client."""
         self._waiting.setdefault(client, deque()).append(steps)
         if self._timer is None:
             self._continue()
@@ -91,7 +92,12 @@ class Turns:
     def _step(self) -> None:
         client, waiting = next(iter(self._waiting.items()))
         began_s = time.perf_counter()
-        if next(waiting[0], _END) is _END:
+        try:
+            has_ended = next(waiting[0], _END) is _END
+        except Exception as error:  # noqa: BLE001 -- the others must still have their turn
+            background.note("requests", error)
+            has_ended = True
+        if has_ended:
             waiting.popleft()
         ended_s = time.perf_counter()
         self._free_s = ended_s + (ended_s - began_s) if ended_s - began_s > _SHORT_S else 0.0

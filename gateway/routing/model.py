@@ -126,6 +126,8 @@ class Upstream:
 
 
 _MOST_OVERUSE: Final = 5.0
+_WINDOW_S: Final = 10.0
+"""Time constant of the arrival rate."""
 
 
 class Traffic:
@@ -133,15 +135,14 @@ class Traffic:
 
     Examples
     --------
-    >>> traffic = Traffic(window_s=10.0)
+    >>> traffic = Traffic()
     >>> for second in range(60):
     ...     traffic.arrive(float(second))
     >>> round(traffic.qps(60.0), 2)
     0.95
     """
 
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_s = window_s  # time constant of the arrival rate, in seconds
+    def __init__(self) -> None:
         self._rate = 0.0
         self._at_s = 0.0
         self.in_flight = 0
@@ -177,13 +178,13 @@ class Traffic:
 
     def arrive(self, now_s: float) -> None:
         """Count an arrival."""
-        self._rate = self.qps(now_s) + 1.0 / self._window_s
+        self._rate = self.qps(now_s) + 1.0 / _WINDOW_S
         self._at_s = now_s
         self.arrived += 1
 
     def qps(self, now_s: float) -> float:
         """Return the exponentially weighted arrivals per second, an unbiased estimate of a Poisson rate."""
-        return self._rate * math.exp((self._at_s - now_s) / self._window_s) if self._rate else 0.0
+        return self._rate * math.exp((self._at_s - now_s) / _WINDOW_S) if self._rate else 0.0
 
 
 _SHARE: Final = 0.2
@@ -251,6 +252,7 @@ class Model:
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Fallback = field(default_factory=Fallback)  # chooses a backend when the policy fails
     parts: PartTokens = field(default_factory=PartTokens)  # tokens that its engines make of images and the like
+    troubles: Troubles = field(default_factory=Troubles)  # failures by kind of request and replica
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
     # The policy in each of its roles, or None: looked up once, since that is slow.
@@ -262,7 +264,6 @@ class Model:
     guardrail: Guardrail | None = field(init=False)  # its comparison with `least_loaded`
     detector: Detector[Any] | None = field(init=False)  # what it has found of replicas
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are retried
-    troubles: Troubles = field(init=False)  # failures by kind of request and replica
     rescue: bool = True  # whether another backend resumes the stream of one that fails
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
@@ -277,12 +278,13 @@ class Model:
         self.guardrail, self.detector = (
             (None, None) if self.explainer is None else (self.explainer.guardrail, self.explainer.detector)
         )
-        self.troubles = (None if self.learner is None else self.learner.troubles) or Troubles()
         if self.learner is not None:
             self.observe = self.learner.observe
+            self.troubles = self.learner.troubles or self.troubles
 
-    def share_upstreams(self, before: Model) -> None:
-        """Give an earlier model the current replicas: its requests in flight keep that model."""
+    def take_over(self, before: Model) -> None:
+        """Share the retry budget and the current replicas with an earlier model, which its requests in flight keep."""
+        self.retry_budget = before.retry_budget
         before.upstreams.clear()
         before.upstreams.update(self.upstreams)
         self.upstreams = before.upstreams

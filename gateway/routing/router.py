@@ -105,8 +105,10 @@ class Router:
         self._narrowing = narrowing
 
     def is_compared(self, routed: RoutedRequest) -> bool:
-        """Return whether a comparison narrows the candidates of a request."""
-        return routed.model.name in self._narrowing and not _is_bound(routed)
+        """Return whether a comparison narrows the candidates of a request, unless it says where it must go."""
+        if routed.model.name not in self._narrowing:
+            return False
+        return routed.home is None and not (routed.headers.backend or routed.headers.method)
 
     def check(self, body: bytes) -> Iterator[None]:
         """Check in steps that a large body is cheap enough for `route` to parse."""
@@ -129,7 +131,7 @@ class Router:
             items = _texts(document.get("input"))
         elif endpoint is _CHAT or endpoint is _COMPLETIONS:
             has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
-            if model.ask_usage:
+            if model.ask_usage and document.get("stream") is True:
                 usage_options = options_to_ask(document)
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
         is_narrowed = model.name in self._narrowing
@@ -341,11 +343,6 @@ def _requested(
 def _texts(given: object) -> int:
     """Return the number of texts in an input or a prompt; each may also be a list of token ids."""
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
-
-
-def _is_bound(routed: RoutedRequest) -> bool:
-    """Return whether a request, or its stored response, says where it must go."""
-    return bool(routed.headers.backend or routed.headers.method) or routed.home is not None
 
 
 def _may_be_object(body: bytes) -> bool:

@@ -12,6 +12,8 @@ _PATH: Final = "/v1/responses/"
 _MOST_CHARS: Final = 128
 _UNKNOWN: Final = None, 0
 _MOST_NEW: Final = 1000
+_MOST_STORED: Final = 16_384
+"""Responses remembered; a new one replaces the oldest."""
 
 
 class ResponseLocations:
@@ -26,8 +28,7 @@ class ResponseLocations:
     ('a', 120)
     """
 
-    def __init__(self, capacity: int = 16_384) -> None:
-        self._capacity = capacity  # number of responses remembered; a new one replaces the oldest
+    def __init__(self) -> None:
         # Backend and tokens by id; tokens alone for a conversation, which is not a single response.
         self._stored: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
         # Id and backend of the latest responses found by `note_answer`, until they are reported to peers.
@@ -66,7 +67,7 @@ class ResponseLocations:
 
     def _keep(self, stored: str, backend: str | None, tokens: int) -> None:
         self._stored[stored] = backend, tokens
-        if len(self._stored) > self._capacity:
+        if len(self._stored) > _MOST_STORED:
             self._stored.popitem(last=False)
 
 

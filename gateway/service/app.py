@@ -273,8 +273,10 @@ async def _tick(gateway: Gateway) -> None:
             await asyncio.sleep(_TICK_S)
         with background.guarded("tick", of="requests"):
             gateway.relay.sweep()
-        with background.guarded("tick", of="what has left"):
-            gateway.leaving = [has_ended for has_ended in gateway.leaving if not has_ended()]
+        for has_ended in [*gateway.leaving]:
+            with background.guarded("tick", of="what has left"):
+                if has_ended():
+                    gateway.leaving.remove(has_ended)
         refresh(gateway)
 
 

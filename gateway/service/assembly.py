@@ -229,7 +229,7 @@ def _model(
     rescue, ask_usage = settings.rescue, settings.ask_usage
     if before is None:
         return Model(name, policy, temperature, upstreams, rescue=rescue, ask_usage=ask_usage)
-    counts = before.traffic, before.fallback, before.parts
+    counts = before.traffic, before.fallback, before.parts, before.troubles
     return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
 
 

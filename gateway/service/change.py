@@ -125,7 +125,7 @@ class Handover:
             for upstream in model.upstreams.values():  # its series may have been forgotten since `prepare`
                 upstream.count_by(gateway.relay.metrics.of(upstream.backend))
             if (before := gateway.models.get(name)) is not None:
-                model.share_upstreams(before)
+                model.take_over(before)
 
     def _kept_versions(self) -> dict[str, PolicyVersions]:
         """Return the versions of each model, reusing equal ones, which are already followed."""

@@ -43,9 +43,10 @@ async def follow_temperature(gateway: Gateway, model: str) -> None:
     while True:
         while not pool.up(model):  # noqa: ASYNC110 -- the pool has no event for it
             await asyncio.sleep(_POLL_S)
-        gateway.models[model].default_temperature = await _asked(model, pool)
+        temperature = await _asked(model, pool)
         engines = {backend.name: backend.engine for backend in pool.up(model)}
-        while all(engines.get(backend.name, backend.engine) is backend.engine for backend in pool.up(model)):  # noqa: ASYNC110
+        while all(engines.get(backend.name, backend.engine) is backend.engine for backend in pool.up(model)):
+            gateway.models[model].default_temperature = temperature  # again: a reload may have replaced the model
             await asyncio.sleep(_POLL_S)
 
 

@@ -123,8 +123,8 @@ class _Serving:
         self._addresses: list[tuple[str, int]] = [opened.getsockname()[:2] for opened in sockets]
         self._run_dir = run_dir
         self._started = asyncio.Event()
-        self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.digest is None else None
-        self._admin_digest = settings.admin.digest or digest(self._generated_admin_key or "")
+        self._generated_admin_key = secrets.token_urlsafe(24)  # in force, and printed, if the file has none
+        self._admin_digest = settings.admin.digest or digest(self._generated_admin_key)
         self._launcher = Launcher(replicas.launches, self._on_launch)
         self._workers: Workers | None = None
         self.keep_logs = False
@@ -188,8 +188,8 @@ class _Serving:
     async def _apply(self, settings: PoolSettings) -> None:
         """Put new settings into effect, or raise."""
         await self._started.wait()
-        # The generated key stays if the file has none; so do values that rooms have drawn.
-        admin_digest = settings.admin.digest or self._admin_digest
+        # Without a key in the file, the generated one counts, not the last of the file; what rooms have drawn stays.
+        admin_digest = settings.admin.digest or digest(self._generated_admin_key)
         settings = settings.model_copy(update=self._drawn)
         try:
             await self._discovery.start(settings)
@@ -251,7 +251,8 @@ class _Serving:
         await self._started.wait()
         self._manager.say("READY=1")
         addresses = [host_and_port(*each) for each in self._addresses]
-        _show(start_lines(self._settings, addresses, self._generated_admin_key))
+        generated_key = None if self._settings.admin.digest else self._generated_admin_key
+        _show(start_lines(self._settings, addresses, generated_key))
         if not self._is_ready():
             _show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
         while not self._is_ready():  # noqa: ASYNC110 -- pools of several processes

@@ -57,7 +57,7 @@ class Server:
         limits = server_limits(settings)
         self._own = OwnPaths(self.app, gateway)
         frontend = HttpFrontend(gateway, self._own, self.tasks, scheme=settings.scheme)
-        self._clients = HttpServer(frontend, limits, writes=gateway.relay.writes)
+        self._clients = HttpServer(frontend, limits, gateway.relay.writes)
         own = OwnPaths(self.app, gateway, is_admin=True)
         frontend = HttpFrontend(gateway, own, self.tasks, is_admin=True, scheme=settings.scheme)
         self._operators = HttpServer(frontend, limits)
@@ -103,8 +103,7 @@ class Server:
     async def _wait_for_ends(self) -> None:
         """Wait for requests in flight, which `drain` aborts after a time, but not for operators."""
         end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
-        for connection in list(self.connections):
-            connection.shutdown()
+        self._clients.shutdown()
         for companion in self._companions:
             await companion.stop(self._gateway.settings.server.drain_s)
         await asyncio.sleep(_POLL_S)
@@ -120,9 +119,9 @@ class Server:
 
     def _follow(self) -> None:
         """Apply the current settings to later requests."""
+        limits = server_limits(self._gateway.settings.server)
         for server in (self._clients, self._operators):
-            server.limits = server_limits(self._gateway.settings.server)
-            server.forget_heads()
+            server.change(limits)
 
     def drain(self) -> None:
         """Stop accepting requests, and abort those still in flight after `drain_s`, or immediately on a second call."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from backends.files.own_folder import make_own
 from gateway.config.settings import PoolSettings, StateSettings
 from gateway.peers.live import Live, LiveFolder
 from gateway.state.sqlite import SqliteStore
@@ -50,6 +51,7 @@ def describe(state: StateSettings | None) -> str:
 
 def write_launched(run_dir: Path, launched: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the state of the processes of replicas, by `model/backend`."""
+    make_own(run_dir)  # again, if somebody has removed it
     written = run_dir / f"{_LAUNCHED}.new"
     written.write_bytes(orjson.dumps(launched))
     written.replace(run_dir / _LAUNCHED)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from backends import background
 from backends.backend import Backend
+from backends.files.own_folder import make_own
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
 from gateway.service.stores import PEERS
@@ -126,7 +127,8 @@ class Workers:
     async def _check(self) -> None:
         """Kill silent workers, so that they are replaced; make their folders again."""
         while True:
-            self._make_folders()
+            with background.guarded("workers", of="their folders"):
+                self._make_folders()
             before_s = time.monotonic()
             await asyncio.sleep(ALIVE_S)
             now_s = time.monotonic()
@@ -141,11 +143,11 @@ class Workers:
     def _make_folders(self) -> None:
         """Make the folders of the workers, again if somebody has emptied the folder for temporary files."""
         folder = self._assignment.run_dir
-        if not folder.exists():
+        make_own(folder)
+        if make_own(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])):
             text = "%s was removed, and is made again; /metrics lacks what the workers counted there until a restart"
             logger.warning(text, folder)
-        for each in (folder, Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), folder / PEERS):
-            each.mkdir(mode=0o700, exist_ok=True)
+        make_own(folder / PEERS)
 
     async def _supervise(self, number: int) -> None:
         """Run one worker, and replace it when it exits."""

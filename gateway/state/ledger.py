@@ -21,7 +21,7 @@ from policies.statistics import Key, Statistics, Sums, Table
 
 log = logging.getLogger(__name__)
 
-_SKEW_S = 600.0
+SKEW_S = 600.0
 """Pages are kept for this long after their end, since clocks of hosts differ."""
 
 _MOST_SUM: Final = 1e24
@@ -91,7 +91,7 @@ class Ledger:
         if not changed:
             return
         self._attempt = uuid4().hex
-        pages = self._pages | {page: (self._attempt, self._end_s(page) + _SKEW_S) for page in changed}
+        pages = self._pages | {page: (self._attempt, self._end_s(page) + SKEW_S) for page in changed}
         changes = {page_of(self._head, page): Entry("", self._encoded(page), pages[page][1]) for page in changed}
         last_s = max(end_s for _, end_s in pages.values())
         head = Entry(self._attempt, orjson.dumps(pages), last_s)

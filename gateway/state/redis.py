@@ -6,14 +6,19 @@ a prefix, so that several pools can share one Redis.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Collection, Mapping
 
 from redis import exceptions
 
 from backends import background
+from gateway.state.ledger import SKEW_S
 from gateway.state.redis_client import RedisConnection
 from gateway.state.store import Entry
+
+log = logging.getLogger(__name__)
 
 
 class RedisStore:
@@ -26,6 +31,7 @@ class RedisStore:
         self.location = self._connection.location
         self._prefix = prefix  # of all its keys
         self._index = f"{self._prefix}:index"
+        self._is_skew_told = False
 
     def stamps(self) -> dict[str, str]:
         """See `Store.stamps`."""
@@ -40,6 +46,7 @@ class RedisStore:
             expired = [name for name, (_, end_s) in fields.items() if 0.0 < end_s <= now_s]
             if expired:
                 client.hdel(self._index, *expired)
+        self._tell_skew(time.time() - now_s)
         return {name: stamp for name, (stamp, _) in fields.items() if name not in expired}
 
     def read(self, names: Collection[str]) -> dict[str, Entry]:
@@ -80,6 +87,16 @@ class RedisStore:
     def close(self) -> None:
         """See `Store.close`."""
         self._connection.client.close()
+
+    def _tell_skew(self, skew_s: float) -> None:
+        is_skewed = abs(skew_s) > SKEW_S
+        if is_skewed and not self._is_skew_told:
+            text = (
+                "the clock of this host is %.0f s %s that of %s: what is learned here expires at the wrong time, and "
+                "other gateways may not read it; set the wrong one right"
+            )
+            log.warning(text, abs(skew_s), "ahead of" if skew_s > 0.0 else "behind", self.location)
+        self._is_skew_told = is_skewed
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"

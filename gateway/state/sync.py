@@ -52,10 +52,9 @@ class State:
     def __init__(self, store: Store | None, learners: Mapping[str, Statistics], registry: Registry) -> None:
         self._store = store  # the store; None keeps nothing
         self._series = None if store is None else _Series(registry, store.kind)
-        writer = uuid4().hex
         self._learners = dict(learners)  # statistics of the models whose policy learns, by model
         self._shared: dict[str, Statistics] = {}  # statistics of rooms, by name
-        self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
+        self._ledgers: dict[str, Ledger] = {}
         self._leaving: list[Ledger] = []  # of statistics no longer followed, until they are written
         self.documents = Documents(self._ask)  # named texts, such as rules
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
@@ -64,6 +63,7 @@ class State:
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._told = set[str]()  # kinds of errors logged since the last success
 
     async def start(self) -> None:
         """Start to synchronize, and wait up to one second for the first read.
@@ -155,8 +155,9 @@ class State:
         return changed, time.thread_time() - began_s
 
     def _note_failure(self, error: StateError) -> None:
-        if not self._failures:
+        if error.kind not in self._told:
             logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
+        self._told.add(error.kind)
         self._failures += 1
         if self._series is not None:
             self._series.connected.set(0)
@@ -166,6 +167,7 @@ class State:
         if self._failures or not self._tried.is_set():
             logger.info("state is kept in %s", store.location)
         self._failures = 0
+        self._told.clear()
         if self._series is None:
             return
         self._series.connected.set(1)

@@ -127,7 +127,7 @@ def _said(
     ]
     parts += figures_tables(document["policies"], slo, "endpoint")
     if left_out:
-        parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
+        parts.append(f"{left_out:,} more generate no text and are left out.")
     parts += [f"{name}: {line}" for name, one in outcomes.items() for line in one.remarks()]
     gateways = dict.fromkeys(one.endpoint.url for name, one in outcomes.items() if document["policies"][name]["shares"])
     hint = "If {0} compares meanwhile: `gateway compare report --url {0}`, or with the address of its `admin.listen`."

@@ -57,12 +57,15 @@ class PastReplay:
     def said(self) -> str:
         """Return the largest errors in words."""
         if not self.replicas:
-            return "How far this is off is not known: the trace has no times of these replicas."
+            few = "too few" if self.pool.is_fitted else "no"
+            return f"How far this is off is not known: the trace has {few} times of these replicas."
         worst = [max(found, key=lambda one: abs(one[0])) for time in _JUDGED if (found := self._errors(time))]
         errors = " and ".join(f"{error:+.1%} in the {what} of {name}" for error, what, name in worst)
         start = "Not to be relied on: a" if (self.error or 0.0) > ERROR else "A"
         of = ", on requests that the fit has not seen" if self.pool.is_fitted else ""
-        return f"{start} replay of the past is off by at most {errors}{of}."
+        unknown = [one.name for one in self.pool.replicas if one.name not in {each.name for each in self.replicas}]
+        rest = f" For {', '.join(unknown)} it is not known: the trace has too few of their times." if unknown else ""
+        return f"{start} replay of the past is off by at most {errors}{of}.{rest}"
 
     def beside(self, verdict: str) -> str:
         """Return a verdict with the replay's error, which comes first if it is large."""

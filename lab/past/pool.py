@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,11 +95,12 @@ def simulated_pool(
     towards = load_calibration(machine or usual)
     outcomes = requests.outcomes
     known = {one.name: own for one in real if len((own := _served(one, outcomes, towards)).sent_s)}
-    if sum(len(own.sent_s) for own in known.values()) < FEWEST:
+    if (count := sum(len(own.sent_s) for own in known.values())) < FEWEST:
         if machine:
             return simulated_pool(served, requests, machine)
+        has = f"times of only {count} requests" if count else "no times"
         raise UsageError(
-            f"--calibration: the trace has no times of {', '.join(one.name for one in real)}, so how long their steps "
+            f"--calibration: the trace has {has} of {', '.join(one.name for one in real)}, so how long their steps "
             "take is not known. Replay what this gateway has recorded of them (recorder: in the pool file), or name "
             f"the calibration of a like model and GPU: {known_calibrations()}"
         )
@@ -116,7 +117,7 @@ def simulated_pool(
         if group not in fits:
             path = requests.folder / f"fitted-{len(fits)}.yaml"
             fits[group] = str(path)
-            sources[str(path)] = _fit([known[name] for name in group], towards, path)
+            sources[str(path)] = _fit({name: known[name] for name in group}, towards, path)
         specs[number] = replace(one, calibration=fits[group])
     return SimulatedPool(tuple(specs), sources, is_fitted=True)
 
@@ -164,10 +165,11 @@ def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> ServedPa
     )
 
 
-def _fit(parts: Sequence[ServedPart], like: Calibration, path: Path) -> str:
-    """Write a calibration fitted to the requests that some replicas served, and describe it in words."""
+def _fit(served: Mapping[str, ServedPart], like: Calibration, path: Path) -> str:
+    """Write a calibration fitted to the requests that some replicas served, by name, and describe it in words."""
+    parts = list(served.values())
     count = sum(len(one.sent_s) for one in parts)
-    what = f"{_FITTED} half of {count:,} recorded requests"
+    what = f"{_FITTED} half of {count:,} recorded requests of {', '.join(served)}"
     document = fitted(parts, like, what)
     document["scheduler"]["max_num_seqs"] = max(_most_at_once(one, like.scheduler.max_num_seqs) for one in parts)
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

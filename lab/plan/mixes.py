@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
+from backends.calibration.batch_schedule import SCHEDULED
 from backends.calibration.calibration import Calibration
 from backends.draft_schedule import draft_tokens
-from backends.speculation import MODELLESS, Method
+from backends.speculation import MODELLESS, SCHEDULE_KEY, Method
 from lab.plan.memory import Fit, fit
 from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.request import ReplayRequest

@@ -48,14 +48,17 @@ def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
 def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
     """Return the results of mixes, the chosen one first, then best first."""
     results = [_judged(mix, chosen, played, objective) for mix in played]
-    sign = -1.0 if objective.slo else 1.0
-    return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
+    return sorted(results, key=lambda one: (one.mix != chosen, objective.cost(played[one.mix])))
 
 
 def _judged(mix: Mix, chosen: Mix, played: Played, objective: PlanObjective) -> JudgedMix:
     own, other = played[chosen], played[mix]
     means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric, *_ in TIMES}
-    worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
+    sign = -1.0 if objective.slo else 1.0
+    worse = [
+        sign * (objective.value([theirs]) - objective.value([mine])) > 0
+        for mine, theirs in zip(own, other, strict=True)
+    ]
     return JudgedMix(
         mix,
         **means,

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, TOLERANCE, Range, goodput, ranges_of
+from backends.calibration.batch_schedule import SCHEDULED, TOLERANCE, Range, goodput, ranges_of
 from backends.calibration.calibration import Calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import draft_tokens
 from backends.simulator.drafting.acceptance import model_based_replay
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 from lab.simulation.request import ReplayRequest
 from policies.learned.shadow_drafting import steps_of
 

@@ -84,6 +84,11 @@ class TableFacts:
         return True
 
     @property
+    def have_all_failed(self) -> bool:
+        """Whether the trace has requests, of which none was answered."""
+        return 0 < self._counted["played"] == self._counted["failed"]
+
+    @property
     def assumed(self) -> list[str]:
         """The requests of the trace that were left out, and the assumptions about what the others lack."""
         counted = self._counted

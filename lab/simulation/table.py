@@ -262,6 +262,8 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
         path = Path(folder) / "requests"
         with path.open("wb") as file:
             table = np.fromiter(_written(records, default_temperature, known, file), _ROW)
+        if known.have_all_failed:
+            raise ValueError("every request of the trace failed, so there are no answers to play")
         times = np.where(np.isnan(table["arrived_at"]), -math.inf, table["arrived_at"])
         if (times[1:] < times[:-1]).any():
             table = table[np.argsort(times, kind="stable")]

@@ -138,7 +138,9 @@ def _not_none(files: list[tuple[Path, str, Units]], report: Report) -> Iterator[
             yield record
     if first and is_empty:
         kinds = ", ".join(dict.fromkeys(kind for _, kind, _ in files))
-        raise TraceError(f"no line could be read as {kinds}: {first[0]}. Name the format with --format")
+        raise TraceError(
+            f"no line could be read as {kinds}: {first[0]}. If the format is another, name it with --format"
+        )
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:

@@ -24,6 +24,7 @@ MAX_EXACT_REQUESTS = 5_000_000
 _QUANTILES = (0.5, 0.9, 0.99)
 _MAX_LISTED = 10
 _BATCH = 8192
+_ERRORS = 400  # lowest HTTP status of an error
 
 _MEASURES = (
     "prompt_tokens", "output_tokens", "temperature", "tokens_per_step", "share_cached", "ttft_s", "tpot_s", "e2e_s",
@@ -75,6 +76,8 @@ def _columns(records: list[TraceRecord]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name in _NUMBERS:
         columns[name] = np.array([getattr(record, name) for record in records], np.float64)  # None becomes NaN
+    # What was refused or failed has no time to finish: a refusal within a millisecond is no fast answer.
+    columns["e2e_s"][[(record.status or 0) >= _ERRORS for record in records]] = np.nan
     for name in _TEXTS:
         columns[name] = _objects([getattr(record, name) for record in records])
     columns["has_text"] = np.array([bool(one.prompt or one.messages or one.output or one.text) for one in records])

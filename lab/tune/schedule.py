@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, with_ranges
+from backends.calibration.batch_schedule import SCHEDULED, with_ranges
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import PROFILE_CONTEXT, PROFILE_CONTEXT_KEY
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 from backends.validation import UsageError
 from lab.parallel import all_cores
 from lab.past.check import past_of
@@ -56,7 +56,7 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
     adaptive = replace(spec, config={**config, _ADAPTIVE: True}, profile_context=None)
     found = {
         _NONE: replace(spec, method=Method.BASELINE, config={}),
-        _FIXED: replace(spec, config=config),
+        _FIXED: spec,
         f"adaptive, profiled with {PROFILE_CONTEXT:,}": adaptive,
         f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
     }
@@ -86,22 +86,22 @@ def run_schedule(options: TuneOptions) -> int:
             requests = list(table[:_MOST_REQUESTS])
             some = f"The first {len(requests):,} of {len(table):,} requests, each way once: "
             some += " ".join(["what differs little may be chance.", *table.assumed])
-        heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
-        if not heads:
-            raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
-        parts: list[Any] = []
-        written: dict[str, Any] = {}
-        figures: dict[str, Any] = {}
-        with all_cores(partial(play, requests, options.seed), None, "simulating") as play_all:
-            for spec in heads.values():
-                found = ways(spec, requests)
-                tasks = [(way, load / len(replicas)) for way, load in product(found.values(), LOADS)]
-                played = dict(zip(product(found, LOADS), play_all(tasks), strict=True))
-                best = {load: min(found, key=lambda name, load=load: played[name, load].mean_s) for load in LOADS}  # type: ignore[misc]
-                parts += [_verdict(spec, found, played, best), "", _table(found, played, best), ""]
-                chosen = found[_chosen(found, played)]
-                written[spec.name] = settings_of(chosen)
-                figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
+            heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
+            if not heads:
+                raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
+            parts: list[Any] = []
+            written: dict[str, Any] = {}
+            figures: dict[str, Any] = {}
+            with all_cores(partial(play, requests, options.seed), None, "simulating") as play_all:
+                for spec in heads.values():
+                    found = ways(spec, requests)
+                    tasks = [(way, load / len(replicas)) for way, load in product(found.values(), LOADS)]
+                    played = dict(zip(product(found, LOADS), play_all(tasks), strict=True))
+                    best = {load: min(found, key=lambda name, load=load: played[name, load].mean_s) for load in LOADS}  # type: ignore[misc]
+                    parts += [_verdict(spec, found, played, best), "", _table(found, played, best), ""]
+                    chosen = found[_chosen(found, played)]
+                    written[spec.name] = settings_of(chosen)
+                    figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
         parts[0] = past.beside(str(parts[0]))
         said = [*(each for each in parts if isinstance(each, str) and each), some, str(past.pool)]
         head = "".join(f"# {line}\n" for line in ("Made by `gateway tune --schedule` on a simulated replica.", *said))

@@ -36,8 +36,8 @@ class Blocks:
 
     The start of each block is left out, while the pool settles, and its end, since requests in flight then extend into
     the next one. For the same arrivals, the ratio of two arms' seconds per unit of work is that of the mean times. A
-            unit of work is weighted by its kind's mean time over all arms, so that a change of the mix does not change
-            the seconds per unit of work.
+    unit of work is weighted by its kind's mean time over all arms, so that a change of the mix does not change the
+    seconds per unit of work.
 
     Parameters
     ----------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
@@ -158,10 +157,11 @@ def best_first(evidence: Evidence) -> list[str]:
     """Return the arms, fastest first, as far as known."""
     order = [*evidence.plan.arms]
     for _ in order:
-        for at, (one, other) in enumerate(pairwise(order)):
+        for at in range(len(order) - 1):
+            one, other = order[at : at + 2]
             found = evidence.fit(one, other)
             if found is not None and found.overall(0.5).ratio > 1.0:
-                order[at], order[at + 1] = other, one
+                order[at : at + 2] = other, one
     return order
 
 

@@ -130,8 +130,8 @@ def _harmed(evidence: Evidence) -> tuple[str, str] | None:
         if sums.failed >= _LEAST_FAILED and blocks >= _LAST_PACES and share > least:
             return arm, f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
         if is_beside and _misses_more(evidence.misses(arm)):
-            late, too = sums.missed / sums.judged, others.missed / others.judged
-            return arm, f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
+            late, others_late = sums.missed / sums.judged, others.missed / others.judged
+            return arm, f"{late:.0%} of the requests of {arm} missed their objective, {others_late:.0%} of the others."
     paces = {arm: evidence.paces(arm, _LEAST_OF_PACE) for arm in totals} if is_beside else {}
     known = {arm: each[-_LAST_PACES:] for arm, each in paces.items() if len(each) >= _LAST_PACES}
     for arm, own in known.items():

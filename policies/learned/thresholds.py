@@ -45,14 +45,15 @@ class Rules(NamedTuple):
 
     settings: ThresholdSettings
     kinds: list[RuleKind]
-    requests: float  # observed
+    matched: list[float]  # observed requests of which each is the first to match
 
     @property
     def text(self) -> str:
         """The rules as YAML for `policy:` in a pool file, with the basis of each as a comment."""
-        lines = [f"# From {self.requests:.0f} requests.", f"name: {Thresholds.name}", "rules:"]
-        for rule, kind in zip(self.settings.rules, self.kinds, strict=True):
-            share = kind.requests / max(1e-9, self.requests)
+        requests = sum(self.matched)
+        lines = [f"# From {requests:.0f} requests.", f"name: {Thresholds.name}", "rules:"]
+        for rule, kind, matched in zip(self.settings.rules, self.kinds, self.matched, strict=True):
+            share = matched / max(1e-9, requests)
             lines += [f"  # {share:.0%} of the requests: {kind.in_order()}", *(f"  {line}" for line in rule.lines())]
         return "\n".join(lines) + "\n"
 
@@ -85,6 +86,12 @@ class RuleKind:
     def order(self) -> list[str]:
         """The targets, cheapest in an idle pool first."""
         return sorted(self.lines, key=lambda target: self.lines[target].idle_s)
+
+    def has(self, other: RuleKind) -> bool:
+        """Return whether all requests of another kind are of this one."""
+        pairs = zip(self.ranges, other.ranges, strict=True)
+        is_of_workload = not self.workloads or other.workloads <= self.workloads
+        return is_of_workload and all(low <= first and last <= high for (low, high), (first, last) in pairs)
 
     def thresholds(self) -> list[tuple[str, float, float]]:
         """Return the targets in order, each with its threshold in requests in flight on the first, and per second.
@@ -214,8 +221,11 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
                 written.append(kind)
     weights, slack = default.weights()
     rules.append({"name": _DEFAULT, "weights": weights, "slack": slack})
-    requests = sum(kind.requests for kind in kinds)
-    return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], requests)
+    written.append(default)
+    matched = [0.0] * len(written)
+    for kind in kinds:  # those left out are of no rule but the last, which has no conditions
+        matched[next((number for number, rule in enumerate(written) if rule.has(kind)), -1)] += kind.requests
+    return Rules(ThresholdSettings.model_validate({"rules": rules}), written, matched)
 
 
 def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, KnownReplica]:

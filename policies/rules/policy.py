@@ -87,8 +87,8 @@ class Thresholds(LoadPolicy):
     (requests + 1 + slack) / weight: in an idle pool the one with the largest weight, under load all in proportion to
     their weights.
 
-    The reason of a decision is the rule's name. It is `spilled` if all its targets are over the limit,
-            `none_preferred` if none of its targets is available, and `no_rule` if no rule matches.
+    The reason of a decision is the rule's name. It is `spilled` if all its targets are over the limit, `none_preferred`
+    if none of its targets is available, and `no_rule` if no rule matches.
     """
 
     name = "thresholds"

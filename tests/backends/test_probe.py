@@ -8,6 +8,7 @@ import functools
 import gzip
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ async def test_authorities_that_replace_others_are_read(tmp_path: Path, monkeypa
             replace(before.certificate, after.certificate)
             await probe.run(admit=True)
             assert (await probe.run(admit=True)).problem.startswith("fails its health check (RemoteProtocolError")
+    # A thread that waits for more would be waited for at exit, and be called hung.
+    await eventually(lambda: not any(each.name.startswith("authorities") for each in threading.enumerate()))
 
 
 @pytest.mark.parametrize(

@@ -45,3 +45,9 @@ def test_no_dashboard_names_a_data_source_and_ids_and_titles_differ() -> None:
 def test_expressions_use_only_existing_series() -> None:
     for place, expression in expressions():
         assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), place
+
+
+def test_refused_requests_are_not_shown_as_a_replica_without_a_name() -> None:
+    by_replica = [each for _, each in expressions() if re.search(r"by \(backend.*gateway_requests_total", each)]
+    assert by_replica
+    assert all('backend!=""' in each for each in by_replica)

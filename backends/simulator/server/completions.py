@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import ChatBody, CompletionBody
-from backends.simulator.server.rendering import B, RenderedReply, event, tool_call_id
+from backends.simulator.server.rendering import B, RenderedReply, event, running_usage, tool_call_id
 
 _CHUNK = "chat.completion.chunk"
 _TEXT = "text_completion"
@@ -17,7 +17,7 @@ _TEXT = "text_completion"
 def chat_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete chat completion."""
     choices = [
-        {"index": index, "message": _message(answer), **_end_of(reply, answer)}
+        {"index": index, "message": _message(answer, reply.body.calls), **_end_of(reply, answer)}
         for index, answer in enumerate(reply.answers)
     ]
     prompt_ids = _prompt_ids(reply, reply.answers[0])
@@ -34,12 +34,12 @@ def completion_body(reply: RenderedReply[CompletionBody], plays: Sequence[Play])
     return {**reply.fields(_TEXT), "choices": choices, **reply.end_of(plays)}
 
 
-def _message(answer: ComposedAnswer) -> dict[str, Any]:
+def _message(answer: ComposedAnswer, calls: str | Mapping[str, Any]) -> dict[str, Any]:
     if answer.tool is None:
         return {"role": "assistant", "content": answer.text}
     function = {"name": answer.tool.name, "arguments": answer.arguments}
     call = {"id": tool_call_id(), "type": "function", "function": function}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"role": "assistant", "content": None if calls == "auto" else "", "tool_calls": [call]}
 
 
 def _end_of(reply: RenderedReply[B], answer: ComposedAnswer) -> dict[str, Any]:
@@ -62,6 +62,8 @@ def _chunk(reply: RenderedReply[B], kind: str, emitted: Emitted, **fields: Any) 
     chunk = reply.fields(kind) | {"choices": [choice]}
     if emitted.is_last and not reply.body.wants_usage:
         chunk["system_fingerprint"] = reply.fingerprint
+    if reply.body.wants_running_usage:
+        chunk["usage"] = running_usage(len(answer.prompt_ids), emitted.end)
     return event(chunk)
 
 
@@ -88,7 +90,10 @@ class ChatStream:
         chunks = b""
         for index, answer in enumerate(self._reply.answers):
             chunk = self._reply.fields(_CHUNK)
-            chunk["choices"] = [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+            delta = {"role": "assistant", "content": ""}
+            chunk["choices"] = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+            if self._reply.body.wants_running_usage:
+                chunk["usage"] = running_usage(len(answer.prompt_ids), 0)
             chunk["prompt_token_ids"] = _prompt_ids(self._reply, answer)
             chunks += event(chunk)
         return chunks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.calibration.calibration import Kind
-from backends.simulator.server.protocol import ChatBody, CompletionBody, InvalidRequestError, TextBody, token_limit
+from backends.simulator.server.protocol import ChatBody, CompletionBody, InvalidRequestError, TextBody
 from backends.simulator.text import task
 from backends.simulator.text.model import Sampling, TargetModel
 from backends.simulator.text.structured import ToolCall, json_text, tool_call
@@ -20,19 +20,16 @@ class ServedModel:
     """A replica's model and its limits."""
 
     model: TargetModel
-    names: tuple[str, ...]  # model names that clients may use; the first is the default
+    names: tuple[str, ...]  # model names that clients may use; the first is in answers
     max_model_len: int
     num_speculative_tokens: int
     default_temperature: float  # sampling temperature of requests that set none
 
-    def name_for(self, asked: str | None) -> str:
-        """Return the model name of an answer."""
-        if not asked:
-            return self.names[0]
-        if asked not in self.names:
+    def check_name(self, asked: str | None) -> None:
+        """Reject a model name that the replica does not serve."""
+        if asked and asked not in self.names:
             message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(self.names)}."
             raise InvalidRequestError(message, "model", kind="NotFoundError", code=404)
-        return asked
 
     def known(self, ids: list[int]) -> list[int]:
         """Return token ids if all of them are in the vocabulary; raise otherwise."""
@@ -76,16 +73,16 @@ class ComposedAnswer:
 def compose_chat(served: ServedModel, body: ChatBody) -> list[ComposedAnswer]:
     """Compose the choices of a chat completion."""
     tokenizer = served.model.tokenizer
+    choice = body.calls
     tools = [] if body.tool_choice == "none" else body.tools or []
     try:
         prompt = tokenizer.chat_prompt(body.messages, tools)
     except (AttributeError, TypeError) as error:
         raise InvalidRequestError(f"Invalid messages: {error}", "messages") from error
-    limit = token_limit(body.max_completion_tokens or body.max_tokens, len(prompt), served.max_model_len)
+    limit = body.limit(len(prompt), served.max_model_len)
     request = task.last_request(tokenizer.decode(prompt, special=True))
-    choice = body.tool_choice or "auto"
     call: ToolCall | None = None
-    if tools and not (choice == "auto" and body.messages[-1].get("role") == "tool"):
+    if choice != "none" and not (choice == "auto" and body.messages[-1].get("role") == "tool"):
         call = _checked(tools, choice, request)
     composed = [_compose(served, body, prompt, limit, request, index, call) for index in range(body.n)]
     if call is None or isinstance(choice, Mapping):  # calling the one tool that the client named is a plain stop
@@ -102,7 +99,7 @@ def compose_completion(served: ServedModel, body: CompletionBody) -> list[Compos
         if not ids:
             raise InvalidRequestError("The decoder prompt cannot be empty", "prompt")
         text = tokenizer.decode(served.known(ids))
-        limit = token_limit(body.max_tokens, len(ids), served.max_model_len)
+        limit = body.limit(len(ids), served.max_model_len)
         answers += [_compose(served, body, ids, limit, text, index) for index in range(body.n)]
     return answers
 
@@ -130,23 +127,30 @@ def _compose(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"Invalid JSON schema for a structured output: {error}", "response_format") from error
     if forced is None:
-        sampling = Sampling(served.temperature(body), body.top_p or 1.0, body.seed, index)
-        writing = model.write(prompt_ids, sampling, limit, endless=body.ignore_eos)
+        seed = None if body.seed == -1 else body.seed  # vLLM takes -1 for none
+        sampling = Sampling(served.temperature(body), body.top_p or 1.0, seed, index)
+        writing = model.write(prompt_ids, sampling, limit, limit if body.ignore_eos else body.min_tokens)
         ids, kind, stopped = writing.ids, writing.kind, writing.stopped
     else:
         ids, kind = [*model.tokenizer.encode(forced), END_OF_TURN], Kind.EXTRACTION
         ids, stopped = ids[:limit], len(ids) <= limit
     text, lengths = model.tokenizer.pieces(ids)
-    stop = _first_stop(text, [body.stop] if isinstance(body.stop, str) else body.stop or [])
-    if stop is not None:
-        tokens = bisect_left(lengths, text.index(stop) + len(stop)) + 1
-        text = text[: text.index(stop)]
-        ids, stopped, lengths = ids[:tokens], True, [min(length, len(text)) for length in lengths[:tokens]]
+    stop = None
+    if body.stops:
+        early = lengths[min(body.min_tokens, len(ids)) - 1] if body.min_tokens else 0
+        begins, stop = _first_stop(text, early, body.stops)
+        if stop is not None:
+            ids, stopped = ids[: bisect_left(lengths, begins + len(stop)) + 1], True
+            text = text[:begins]
+        # A stream holds back what may yet turn out to be a stop string.
+        held = max(map(len, body.stops)) - 1
+        lengths = [max(0, length - held) for length in lengths[: len(ids) - 1]] + [len(text)]
     done = "stop" if stopped else "length"
     return ComposedAnswer(prompt_ids, ids, text, lengths, kind, done, stop, call if stopped and stop is None else None)
 
 
-def _first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """Return the stop string that ends first in a text."""
-    found = [stop for stop in stops if stop and stop in text]
-    return min(found, key=lambda stop: text.index(stop) + len(stop), default=None)
+def _first_stop(text: str, early: int, stops: Sequence[str]) -> tuple[int, str | None]:
+    """Return where the stop string begins that ends first after the first `early` characters, and the string."""
+    places = ((text.find(stop, max(0, early - len(stop) + 1)), stop) for stop in stops)
+    found = [(place, stop) for place, stop in places if place >= 0]
+    return min(found, key=lambda one: one[0] + len(one[1]), default=(-1, None))

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import Body, ChatBody
@@ -64,11 +65,13 @@ def read_messages(value: Any) -> ChatBody:
     choice = asked.tool_choice or {}
     named = {"type": "function", "function": {"name": choice.get("name")}}
     choices: dict[str, Any] = {"any": "required", "none": "none", "tool": named}
+    tools = asked.functions() or None
     return ChatBody(
-        **asked.model_dump(include={"model", "max_tokens", "temperature", "top_p", "stream"}),
+        **asked.model_dump(include={"model", "temperature", "top_p", "stream"}),
+        max_completion_tokens=asked.max_tokens,
         messages=asked.conversation(),
-        tools=asked.functions(),
-        tool_choice=choices.get(str(choice.get("type"))),
+        tools=tools,
+        tool_choice=choices.get(str(choice.get("type")), "auto") if tools else None,
         stop=asked.stop_sequences,
     )
 
@@ -79,8 +82,19 @@ def messages_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict
     content: dict[str, Any] = {"type": "text", "text": answer.text}
     if answer.tool is not None:
         content = _tool_use(answer.tool.name, orjson.loads(answer.arguments))
-    usage = {"input_tokens": len(answer.prompt_ids), "output_tokens": plays[0].sent}
-    return {**_head(reply), "content": [content], **_stop(answer), "usage": usage}
+    return {**_head(reply), "content": [content], **_stop(answer), "usage": _usage(plays[0])}
+
+
+def _usage(play: Play) -> dict[str, int]:
+    """Return the usage in Anthropic's terms, where `input_tokens` are those that the cache neither gave nor keeps."""
+    prompt, read = len(play.answer.prompt_ids), play.cached_tokens
+    created = max(0, prompt - prompt % BLOCK_TOKENS - read)
+    return {
+        "input_tokens": prompt - read - created,
+        "output_tokens": play.sent,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": read,
+    }
 
 
 def _head(reply: RenderedReply[ChatBody]) -> dict[str, Any]:
@@ -120,9 +134,8 @@ class MessagesStream:
 
     def end(self, plays: Sequence[Play]) -> bytes:
         """Return the end of the block and of the message."""
-        tokens = {"input_tokens": len(self._answer.prompt_ids), "output_tokens": plays[0].sent}
         events = _event("content_block_stop", {"index": 0})
-        events += _event("message_delta", {"delta": _stop(self._answer), "usage": tokens})
+        events += _event("message_delta", {"delta": _stop(self._answer), "usage": _usage(plays[0])})
         return events + _event("message_stop", {})
 
     def _opening(self) -> bytes:

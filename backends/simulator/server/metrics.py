@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,25 +12,39 @@ from backends.backend import EngineLoad
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine.step import Counters
 
-_ENGINE = "0"
+_ENGINE, _LABELS = "0", ("engine", "model_name")
 _FINISH_REASONS = ("stop", "length", "abort")
+# vLLM's buckets.
+_TO_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_INTER_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
 
 
 class Tallies:
     """The server's counters; the engine has its own."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
-        def histogram(name: str, about: str) -> Histogram:
-            made = Histogram(f"vllm:{name}_seconds", about, ("engine", "model_name"), registry=registry)
+        def histogram(name: str, about: str, buckets: Sequence[float]) -> Histogram:
+            about = f"Histogram of {about} in seconds."
+            made = Histogram(f"vllm:{name}_seconds", about, _LABELS, registry=registry, buckets=buckets)
             return made.labels(_ENGINE, model_name)
 
-        self.time_to_first_token = histogram("time_to_first_token", "Histogram of time to first token in seconds.")
-        self.inter_token_latency = histogram("inter_token_latency", "Histogram of inter-token latency in seconds.")
-        self.e2e_latency = histogram("e2e_request_latency", "Histogram of e2e request latency in seconds.")
+        self.time_to_first_token = histogram("time_to_first_token", "time to first token", _TO_FIRST_TOKEN_S)
+        self.inter_token_latency = histogram("inter_token_latency", "inter-token latency", _INTER_TOKEN_S)
+        self.e2e_latency = histogram("e2e_request_latency", "e2e request latency", _REQUEST_S)
         finished = Counter(
             "vllm:request_success",
             "Count of successfully processed requests.",
-            ("engine", "model_name", "finished_reason"),
+            (*_LABELS, "finished_reason"),
             registry=registry,
         )
         self.finished = {reason: finished.labels(_ENGINE, model_name, reason) for reason in _FINISH_REASONS}

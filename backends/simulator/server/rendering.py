@@ -26,7 +26,7 @@ class RenderedReply(Generic[B]):
     answers: Sequence[ComposedAnswer]
     id: str  # id with its prefix, `chatcmpl-...`
     created: int
-    model: str  # model name that the client used
+    model: str  # first name of the model
     fingerprint: str
     num_speculative_tokens: int  # k of the replica; 0 for a baseline
 
@@ -37,7 +37,10 @@ class RenderedReply(Generic[B]):
     def end_of(self, plays: Sequence[Play]) -> dict[str, Any]:
         """Return the last fields: usage, fingerprint and, for a single choice, `metrics`."""
         fields = {"usage": usage(plays), "system_fingerprint": self.fingerprint}
-        return fields | ({"metrics": _metrics(plays[0], self.num_speculative_tokens)} if len(plays) == 1 else {})
+        if len(plays) > 1:
+            return fields
+        speculation = _speculation(plays[0], self.num_speculative_tokens) if self.num_speculative_tokens else None
+        return fields | {"metrics": times(plays[0]) | {"speculative_decoding": speculation}}
 
     def end_of_stream(self, kind: str, plays: Sequence[Play]) -> bytes:
         """Return the last events of a stream of OpenAI's older APIs."""
@@ -78,24 +81,26 @@ def usage(plays: Sequence[Play]) -> dict[str, Any]:
     prompts = {id(play.answer.prompt_ids): play for play in plays}
     prompt = sum(len(play.answer.prompt_ids) for play in prompts.values())
     completion = sum(play.sent for play in plays)
-    return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
+    return running_usage(prompt, completion) | {
         "prompt_tokens_details": {"cached_tokens": sum(play.cached_tokens for play in prompts.values())},
     }
 
 
-def _metrics(play: Play, k: int) -> dict[str, Any]:
-    decode_s, total_s = play.last_s - play.first_s, play.last_s - play.arrived_s
-    metrics: dict[str, Any] = {
-        "time_to_first_token_ms": (play.first_s - play.arrived_s) * 1e3,
+def running_usage(prompt: int, completion: int) -> dict[str, int]:
+    """Return the usage of a choice so far."""
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def times(play: Play) -> dict[str, Any]:
+    """Return the times of a request."""
+    decode_s, busy_s = play.last_s - play.first_s, play.last_s - play.scheduled_s
+    return {
+        "time_to_first_token_ms": (play.first_s - play.scheduled_s) * 1e3,
         "generation_time_ms": decode_s * 1e3,
         "queue_time_ms": max(0.0, play.scheduled_s - play.arrived_s) * 1e3,
-        "mean_itl_ms": decode_s * 1e3 / max(1, play.sent - 1),
-        "tokens_per_second": play.sent / total_s if total_s > 0 else 0.0,
+        "mean_itl_ms": decode_s * 1e3 / (play.sent - 1) if play.sent > 1 else None,
+        "tokens_per_second": play.sent / busy_s if busy_s > 0 else None,
     }
-    return metrics | ({"speculative_decoding": _speculation(play, k)} if k else {})
 
 
 def _speculation(play: Play, k: int) -> dict[str, Any]:
@@ -108,6 +113,4 @@ def _speculation(play: Play, k: int) -> dict[str, Any]:
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": k,
-        "per_step_accepted": play.accepted,
-        "per_step_drafted": play.drafted,
     }

@@ -17,12 +17,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from backends import background
 from backends.calibration.load import load_calibration
@@ -35,6 +36,8 @@ from backends.simulator.server.driver import Driver, Generation, Play
 from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages
 from backends.simulator.server.metrics import EngineCollector, Tallies, page
 from backends.simulator.server.protocol import (
+    MIN_P_EPSILON,
+    WRONG_BODY,
     Body,
     ChatBody,
     CompletionBody,
@@ -42,6 +45,7 @@ from backends.simulator.server.protocol import (
     InvalidRequestError,
     TextBody,
     TokenizeBody,
+    wrong_body,
 )
 from backends.simulator.server.rendering import RenderedReply, Renderer
 from backends.simulator.server.responses import ResponsesStream, read_responses, responses_body
@@ -63,11 +67,12 @@ class Api(Generic[T]):
     compose: Callable[[ServedModel, T], list[ComposedAnswer]]
     whole: Callable[[RenderedReply[T], Sequence[Play]], dict[str, Any]]  # writes a complete answer
     stream: Callable[[RenderedReply[T]], Renderer]  # writes it step by step
+    takes_id: bool = True  # whether an answer's id contains the `X-Request-Id` of its request
 
 
 CHAT = Api("chatcmpl-", ChatBody.model_validate, compose_chat, chat_body, ChatStream)
 COMPLETIONS = Api("cmpl-", CompletionBody.model_validate, compose_completion, completion_body, CompletionStream)
-RESPONSES = Api("resp_", read_responses, compose_chat, responses_body, ResponsesStream)
+RESPONSES = Api("resp_", read_responses, compose_chat, responses_body, ResponsesStream, takes_id=False)
 MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, MessagesStream)
 
 
@@ -116,37 +121,54 @@ class ReplicaServer:
             middleware=[Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])],
             exception_handlers={
                 InvalidRequestError: _refused,
-                ValidationError: _invalid,
-                JSONDecodeError: _invalid,
-                UnicodeDecodeError: _invalid,
+                ValidationError: _refused,
+                JSONDecodeError: _refused,
+                UnicodeDecodeError: _undecodable,
+                HTTPException: _no_such_path,
             },
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; paths below `/v1` need the API key, as in vLLM."""
-        key, given = self._settings.api_key, Headers(scope=scope).get("authorization", "")
-        if key is None or scope["method"] == "OPTIONS" or not scope["path"].startswith("/v1") or _is_key(given, key):
-            await self._app(scope, receive, send)
+        key, headers = self._settings.api_key, Headers(scope=scope)
+        request_id = headers.get("x-request-id", uuid4().hex).encode("latin-1")
+
+        async def send_named(message: Message) -> None:
+            """Send with the request's id, like vLLM with `--enable-request-id-headers`."""
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        if (
+            key is None
+            or scope["method"] == "OPTIONS"
+            or not scope["path"].startswith("/v1")
+            or _is_key(headers.get("authorization", ""), key)
+        ):
+            await self._app(scope, receive, send_named)
         else:
-            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send_named)
 
     async def _answer(self, api: Api[T], request: Request) -> Response:
         """Answer a request for text."""
-        body = api.read(await request.json())
-        model, temperature = self._served.name_for(body.model), self._served.temperature(body)
+        body = api.read(await _json_of(request))
+        self._served.check_name(body.model)
+        temperature = self._served.temperature(body)
         body.check(temperature)
-        if self._served.num_speculative_tokens and (body.logit_bias or body.min_p):
+        bound = temperature > 0.0 and (body.min_p or 0.0) > MIN_P_EPSILON
+        if self._served.num_speculative_tokens and (body.logit_bias or bound):
             raise InvalidRequestError(
                 "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
             )
         loop = asyncio.get_running_loop()
         answers, scripts = await loop.run_in_executor(self._executor, self._compose, api, body, temperature)
+        given = request.headers.get("x-request-id") if api.takes_id else None
         reply = RenderedReply(
             body,
             answers,
-            api.prefix + (request.headers.get("x-request-id") or uuid4().hex),
+            api.prefix + (given or uuid4().hex[:16]),
             int(time.time()),
-            model,
+            self._served.names[0],
             f"vllm-{VERSION}-{self._settings.method}",
             self._served.num_speculative_tokens,
         )
@@ -183,8 +205,8 @@ class ReplicaServer:
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _read(self, request: Request, shape: type[B]) -> B:
-        body = shape.model_validate(await request.json())
-        self._served.name_for(body.model)
+        body = shape.model_validate(await _json_of(request))
+        self._served.check_name(body.model)
         return body
 
 
@@ -245,17 +267,30 @@ async def _version(_: Request) -> Response:
     return JSONResponse({"version": VERSION})
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _json_of(request: Request) -> Any:
+    """Return a request's body."""
+    if request.headers.get("content-type", "").lower().partition(";")[0] != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise InvalidRequestError(message, kind=WRONG_BODY)
+    return await request.json()
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answer a request that cannot be served."""
+    if isinstance(error, JSONDecodeError):
+        wrong = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error", "input": {}}
+        error = wrong_body([wrong | {"ctx": {"error": error.msg}}])
+    elif isinstance(error, ValidationError):
+        error = wrong_body(error.errors(include_url=False))
     assert isinstance(error, InvalidRequestError)
-    return JSONResponse(error.body(), error.code)
+    is_messages = request.url.path.startswith("/v1/messages") and error.kind != WRONG_BODY
+    return JSONResponse(error.anthropic_body() if is_messages else error.body(), error.code)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
-    """Answer a body that is not JSON, or not a valid request."""
-    message, param = str(error), None
-    if isinstance(error, ValidationError):
-        wrong = error.errors(include_url=False)
-        places = [".".join(map(str, each["loc"])) for each in wrong]
-        message = "; ".join(f"{place}: {each['msg']}" for place, each in zip(places, wrong, strict=True))
-        param = places[0]
-    return JSONResponse(InvalidRequestError(message, param).body(), 400)
+async def _undecodable(*_: object) -> Response:
+    return JSONResponse({"detail": "There was an error parsing the body"}, 400)
+
+
+async def _no_such_path(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)

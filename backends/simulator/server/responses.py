@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import Body, ChatBody, InvalidRequestError, Xargs
-from backends.simulator.server.rendering import RenderedReply, event, usage
+from backends.simulator.server.rendering import RenderedReply, event, times, usage
 
 
 class ResponsesBody(Body):
@@ -50,6 +50,15 @@ class ResponsesBody(Body):
         return messages
 
 
+class _Chat(ChatBody):
+    """The same as a chat completion."""
+
+    @property
+    def asked_tokens(self) -> tuple[int | None, str]:
+        """The most tokens that it asks for, and the name of the field that says so."""
+        return self.max_tokens, "max_output_tokens"
+
+
 def read_responses(value: Any) -> ChatBody:
     """Convert a responses request to a chat completion."""
     asked = ResponsesBody.model_validate(value)
@@ -62,16 +71,18 @@ def read_responses(value: Any) -> ChatBody:
         if tool.get("type") == "function"
     ]
     choice: Any = asked.tool_choice
+    if choice == "required" and not asked.tools:
+        raise InvalidRequestError("Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice")
     if isinstance(choice, Mapping):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     form = (asked.text or {}).get("format") or {}
     sampled = {"temperature", "top_p", "min_p", "logit_bias", "seed", "stop", "ignore_eos", "vllm_xargs"}
-    return ChatBody(
+    return _Chat(
         **asked.model_dump(include={"model", "stream", *sampled}),
         messages=asked.conversation(),
         max_tokens=asked.max_output_tokens,
-        tools=functions,
-        tool_choice=choice,
+        tools=functions or None,
+        tool_choice=choice if functions else None,
         response_format={"type": form.get("type"), "json_schema": {"schema": form.get("schema") or {}}},
     )
 
@@ -97,6 +108,7 @@ class _Writer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [] if plays is None else [self.item("completed")],
             "usage": None if plays is None else _usage(plays),
+            "metrics": None if plays is None else times(plays[0]) | {"speculative_decoding": None},
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],

@@ -58,7 +58,7 @@ class Sampling:
     @property
     def spread(self) -> float:
         """Effective randomness: the temperature narrowed by nucleus sampling; 0 for greedy."""
-        return 0.0 if self.temperature < 1e-5 else min(self.temperature, 2.0) * min(1.0, max(self.top_p, 0.05))
+        return self.temperature * max(self.top_p, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class TargetModel:
             token for token in range(len(tokens)) if tokens.string(token).endswith((".", "\n\n", ":\n", ".\n"))
         )
 
-    def write(self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, *, endless: bool = False) -> Writing:
-        """Write an answer to `prompt_ids` of at most `limit` tokens."""
+    def write(self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, least: int = 0) -> Writing:
+        """Write an answer to `prompt_ids` of `least` to `limit` tokens."""
         asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
         random = self.random(prompt_ids, sampling)
         median, _, _ = _STYLES[asked.kind]
@@ -107,9 +107,8 @@ class TargetModel:
         else:
             draft.write_freely(min(limit, length), continuing=asked.continues)
         draft.append(closing)
-        if endless:
-            draft.write_freely(limit)
-        stopped = not endless and len(draft) < limit
+        draft.write_freely(least)
+        stopped = len(draft) < limit
         if stopped:
             draft.append([END_OF_TURN])
         return Writing(draft.ids, asked.kind, stopped)

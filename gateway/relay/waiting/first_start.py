@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from backends import background
@@ -41,15 +42,17 @@ class FirstStart:
     def ready(self, backend: Backend) -> None:
         """Send the waiting requests of a model, since one of its replicas is up."""
         self._started.add(backend.model)
-        for waiter, since_s in self._waiting.pop(backend.model, ()):
-            with background.guarded("requests"):
-                if waiter.is_open:
-                    waiter.take_turn(time.perf_counter() - since_s)
+        _send(self._waiting.pop(backend.model, ()), time.perf_counter())
 
     def end_overdue(self, now_s: float) -> None:
         """Send the requests whose wait is over, or answer why they cannot be sent."""
         for model, waiting in list(self._waiting.items()):
             self._waiting[model] = [each for each in waiting if now_s - each[1] < LONGEST_S]
-            for waiter, since_s in waiting:
-                if now_s - since_s >= LONGEST_S and waiter.is_open:
-                    waiter.take_turn(0.0)
+            _send([each for each in waiting if now_s - each[1] >= LONGEST_S], now_s)
+
+
+def _send(waiting: Iterable[tuple[Waiter, float]], now_s: float) -> None:
+    for waiter, since_s in waiting:
+        with background.guarded("requests"):
+            if waiter.is_open:
+                waiter.take_turn(now_s - since_s)

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, merge
 from typing import Final
@@ -26,6 +26,7 @@ from gateway.relay.waiting.shares import LONG_PROMPT_S, Charge, FairShares, Part
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Traffic
 
+_now_s: Final = time.perf_counter  # as exchanges use
 _LONGEST_RETRY_S = 60.0
 _LARGEST: Final = 2**31 - 1
 _SENT_TO: Final = frozenset({State.UP, State.RECOVERING})
@@ -49,7 +50,7 @@ class Place:
 class ModelQueue:
     """The queue of one model in this process."""
 
-    def __init__(self, model: str, bounds: QueueSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, model: str, bounds: QueueSettings) -> None:
         self.model = model
         self.bounds = bounds  # this process's part of the queue's bounds
         # waiting, waiting_bytes: requests that wait, and the bytes of their bodies.
@@ -57,7 +58,6 @@ class ModelQueue:
         self.waiting_bytes = 0
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
-        self._clock = clock  # returns seconds of `time.perf_counter`, as exchanges use
         # By the backends that can serve the requests, then by client or tenant; each line is in order.
         self._lines: dict[tuple[str, ...], dict[Party, list[Place]]] = {}
         self._number = 0
@@ -118,20 +118,20 @@ class ModelQueue:
         self._make_room(rank, size_bytes)
         self._number += 1
         names = tuple([backend.name for backend in members])
-        place = Place(waiter, party, names, (rank, self._number), size_bytes, self._clock())
+        place = Place(waiter, party, names, (rank, self._number), size_bytes, _now_s())
         insort(self._lines.setdefault(names, {}).setdefault(party, []), place)
         party.wait()
         self.waiting += 1
         self.waiting_bytes += size_bytes
         return place
 
-    def leave(self, place: Place) -> None:
-        """Remove a request from the queue, unless it has left already."""
+    def leave(self, place: Place) -> bool:
+        """Remove a request from the queue; return False if it has left already."""
         lines = self._lines.get(place.members, {})
         line = lines.get(place.party, [])
         at = bisect_left(line, place)
         if at == len(line) or line[at] is not place:
-            return
+            return False
         del line[at]
         if not line:
             del lines[place.party]
@@ -140,6 +140,7 @@ class ModelQueue:
         place.party.leave()
         self.waiting -= 1
         self.waiting_bytes -= place.size_bytes
+        return True
 
     def dispatch(self) -> None:
         """Send what can be sent. Called whenever a backend may take more, so that none stays idle."""
@@ -151,7 +152,7 @@ class ModelQueue:
                 place, candidates = found
                 waiter = place.waiter
                 self.leave(place)
-                now_s = self._clock()
+                now_s = _now_s()
                 self._sent.arrive(now_s)
                 waiter.take_turn(now_s - place.since_s, candidates, _charge(waiter, place.party))
         finally:
@@ -169,8 +170,8 @@ class ModelQueue:
         """End the requests that have waited too long; called about twice a second."""
         self.shares.age()
         for place in [place for line in self._each_line() for place in line]:
-            if now_s - place.since_s < self.bounds.max_wait_s:
-                continue
+            if now_s - place.since_s < self.bounds.max_wait_s or not self.leave(place):
+                continue  # the end of another may have made room, so that it was sent
             error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
             try:
                 place.waiter.candidates(())
@@ -181,7 +182,7 @@ class ModelQueue:
     def refusal(self, reason: str, text: str) -> GatewayError:
         """Count a refusal and return its error, with the time to drain the queue as `Retry-After`."""
         self.refused[reason] += 1
-        per_s = self._sent.qps(self._clock())
+        per_s = self._sent.qps(_now_s())
         retry_after_s = min(_LONGEST_RETRY_S, (self.waiting + 1) / per_s) if per_s > 0 else self.bounds.max_wait_s
         return GatewayError(
             503,
@@ -235,9 +236,9 @@ class ModelQueue:
             text = f"The queue of {self.model} is full: {self.waiting} requests wait for a backend."
             raise self.refusal("full", text)
         for place in evicted:
-            self.leave(place)
-            text = f"The queue of {self.model} is full, and a request of higher priority has come."
-            place.waiter.end_with_error(self.refusal("evicted", text))
+            if self.leave(place):
+                text = f"The queue of {self.model} is full, and a request of higher priority has come."
+                place.waiter.end_with_error(self.refusal("evicted", text))
 
 
 def _charge(waiter: Waiter, party: Party) -> Charge | None:

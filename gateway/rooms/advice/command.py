@@ -16,7 +16,7 @@ def advise(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey 
     \b
     gateway advise --url http://gateway:8080
     """
-    models = Admin(url, admin_key, None).get("/admin/advice")["models"]
+    models = Admin(url, admin_key).get("/admin/advice")["models"]
     if json:
         say_json({"models": models})
     else:

@@ -49,11 +49,12 @@ def experiment(model: ModelEvidence) -> list[Finding]:
     gain = gain_of(draws, OF)
     title = f"find out whether {other.method} would serve its requests sooner than {one.method}"
     evidence = (
-        f"{gain.share:.0%} less time expected, {gain.low:.0%} to {gain.high:.0%}: by step times of both as learned"
+        f"{-gain.share:+.0%} time expected ({gain.confidence:.0%}: {-gain.high:+.0%} to {-gain.low:+.0%}), by step "
+        "times of both as learned"
     )
     saves = f"{worth:.1%} of the time of all answers in the mean, if the better of both is taken afterwards"
     saves += f"; meanwhile the answers of both take at most {_lost(model, one, other, gain):.1%} longer"
-    change = f"gateway compare start --a {one.method} --b {other.method} --for 1h"
+    change = f"gateway compare start --model {model.name} --a {one.method} --b {other.method} --for 1h"
     return [Finding("experiment", model.name, one.name, title, None, evidence, change, saves)]
 
 

@@ -31,7 +31,7 @@ _UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class Savings:
     """What speculation saves in a pool, compared with a baseline at each backend for the same requests."""
 
     gain: Gain | None = None  # None while unknown
@@ -44,20 +44,18 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
     return [each for _, each in _judged(model) if isinstance(each, Finding)]
 
 
-def of_speculation(model: ModelEvidence) -> Speculation:
+def of_speculation(model: ModelEvidence) -> Savings:
     """Compare a pool with the same pool without speculation.
 
     The errors of all backends are assumed to have the same sign, as those of a shared baseline do.
     """
     baseline, present_s, without_s = measured_baseline(model), 0.0, np.zeros(3)
     if missing := _no_baseline(model):
-        return Speculation(missing=missing)
+        return Savings(missing=missing)
     speculating = [each for each in model.backends if each.method is not Method.BASELINE]
     if max(map(_measured, speculating), default=0.0) < _MIN_ANSWERS:
         few = ", ".join(f"{each.name} has {_measured(each):.0f}" for each in speculating) or "no replica speculates"
-        return Speculation(
-            missing=f"of a replica with speculation {_MIN_ANSWERS:.0f} measured answers are needed: {few}"
-        )
+        return Savings(missing=f"of a replica with speculation {_MIN_ANSWERS:.0f} measured answers are needed: {few}")
     for backend in model.backends:
         if backend.steps is None or backend.is_silent or backend.contradiction is not None:
             continue
@@ -74,10 +72,10 @@ def of_speculation(model: ModelEvidence) -> Speculation:
         present_s += spent_s
         without_s += spent_s * (1.0 - np.array((gain.share, gain.low, gain.high)))
     if not present_s:
-        return Speculation(missing="no answer of a replica in order has been measured")
+        return Savings(missing="no answer of a replica in order has been measured")
     share, high, low = (float(saved) for saved in 1.0 - present_s / without_s)
     why = [f"{name}: {each}" for name, each in _judged(model) if isinstance(each, str)] if high < 0.0 else []
-    return Speculation(Gain(share, low, high, OF), "" if baseline is None else baseline.name, "; ".join(why))
+    return Savings(Gain(share, low, high, OF), "" if baseline is None else baseline.name, "; ".join(why))
 
 
 def measured_baseline(model: ModelEvidence) -> BackendEvidence | None:

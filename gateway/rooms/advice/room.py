@@ -172,10 +172,10 @@ class AdviceRoom(Room):
 
 def contexts_of(samples: Iterable[Sample]) -> Contexts:
     """Return the lengths of each backend's requests."""
-    found: Contexts = defaultdict(dict)
+    found: Contexts = defaultdict(lambda: defaultdict(float))
     for sample in samples:
-        if sample.name == "gateway_context_tokens_bucket":
-            found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] = sample.value
+        if sample.name == "gateway_context_tokens_bucket":  # of each method that the backend has had
+            found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] += sample.value
     return found
 
 

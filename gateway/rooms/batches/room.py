@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 _POLL_S, _IDLE_S, _END_S = 2.0, 0.5, 5.0
-_KEY_COMES_S: Final = 10.0
-"""Seconds for which the key of a new batch may be unknown here: gateways reload one after another."""
+_KEY_COMES_S: Final = 600.0
+"""Seconds for which the key of a new batch may be unknown here: gateways get a new pool file minutes apart."""
 
 
 class BatchesRoom(Room):
@@ -113,7 +113,7 @@ class BatchesRoom(Room):
 
     async def _look(self) -> None:
         """Begin and end the batches that are due."""
-        paths = [f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open")]
+        paths = dict.fromkeys(f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open"))
         for ended in [each for each, task in self._tasks.items() if task.done() and each.open not in paths]:
             del self._tasks[ended], self._runs[ended]
         for path in paths:

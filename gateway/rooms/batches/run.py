@@ -77,6 +77,7 @@ class BatchRun:
         if record is None:
             return
         self._record = record
+        self._problems = self._problems or (record.errors or {}).get("data", [])  # its end may have failed
         if record.status == "validating" and not self._end:
             async with checking:
                 self._problems = await asyncio.to_thread(self._check, most_lines)

@@ -152,9 +152,9 @@ class Storage:
 
     def remove(self, *paths: str) -> None:
         """Remove objects; ignore missing ones."""
-        self._counted_s = -math.inf
         for path in paths:
             (self._root / path).unlink(missing_ok=True)
+            self._counted_s = -math.inf
 
     def content(self, path: str) -> Iterator[bytes]:
         """Yield the content after a record."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
 
+from backends.health import SERVING
 from backends.speculation import Method, method_named
 from backends.validation import UsageError, did_you_mean
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
@@ -24,7 +26,7 @@ def canary(
     replica: Annotated[str, typer.Option(help="The replica that tries it.")],
     config: Annotated[str, typer.Option("--with", help="Its new --speculative-config, as JSON; {} for none.")],
     *,
-    lasts: Annotated[str, typer.Option("--for", help="The comparison ends by then: 90m, 2h, 1d.")] = "2h",
+    lasts: Annotated[str, typer.Option("--for", help="Longest duration of the comparison: 90m, 2h, 1d.")] = "2h",
     block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
@@ -89,9 +91,7 @@ def canary(
         say(f"{replica} gets no new requests: start its engine as before, then `gateway resume {replica}`.")
         raise typer.Exit(1)
     say("Its engine is started as before.")
-    _drained(admin, name, replica)
-    _started(admin, reference, None)
-    admin.post("/admin/resume", **reference)
+    _restored(admin, reference)
     raise typer.Exit(1)
 
 
@@ -147,7 +147,7 @@ def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, A
     """Return the replicas to compare it with; `wanted` includes the `_rest` of its config."""
     ways = {name: (_way(each), _rest(each["speculative_config"])) for name, each in members.items()}
     own = ways.pop(replica)
-    alike = [other for other, way in ways.items() if way == own and members[other]["state"] == "up"]
+    alike = [other for other, way in ways.items() if way == own and members[other]["state"] in SERVING]
     if not alike:
         raise UsageError(
             f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
@@ -162,7 +162,7 @@ def _alike(replica: str, members: dict[str, Any], wanted: tuple[Way, dict[str, A
 def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | None) -> None:
     """Restart an engine of the gateway and wait until it is ready; if it does not start, restore the previous one."""
     model, replica = reference["model"], reference["backend"]
-    before = admin.get("/admin/pool")["models"][model]["backends"][replica]["pid"]
+    before = _members(admin, model)[replica]["pid"]
     admin.post("/admin/try", **reference, speculative_config=config)
     say(f"The engine of {replica} is started anew; waiting until it is ready ...")
     found = _until(admin, model, replica, lambda each: each["process"] in _STARTED and each["pid"] != before)
@@ -176,9 +176,26 @@ def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | N
     raise typer.Exit(1)
 
 
-def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]:
+def _restored(admin: Admin, reference: dict[str, str]) -> None:
+    """Restart the engine of a drained replica as before; it serves once that is ready."""
+    _drained(admin, reference["model"], reference["backend"])
+    try:
+        _started(admin, reference, None)
+    finally:
+        admin.post("/admin/resume", **reference)
+
+
+def _members(admin: Admin, model: str) -> dict[str, Any]:
+    """Return the replicas of a model; if a reload has removed it, print a message and exit 1."""
+    found = admin.get("/admin/pool")["models"].get(model)
+    if found is None:
+        raise failure(f"{model} is no longer in the pool file")
+    return dict(found["backends"])
+
+
+def _until(admin: Admin, model: str, replica: str, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Wait until a condition holds for a replica, which may be away meanwhile; return its description."""
-    while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
+    while not ((each := _members(admin, model).get(replica)) and holds(each)):
         time.sleep(_POLL_S)
     return dict(each)
 
@@ -187,7 +204,7 @@ def _back(admin: Admin, model: str, replica: str, before: dict[str, Any], wanted
     """Wait until a restarted engine serves as wanted; return its replica, a new one if its pod was replaced."""
     is_restarted = _way(before[replica]) != wanted  # another head shows by the restart alone
     while True:
-        now = admin.get("/admin/pool")["models"][model]["backends"]
+        now = _members(admin, model)
         is_restarted |= replica not in now or now[replica]["state"] == "down"
         for name in [replica] if replica in now else now.keys() - before.keys():
             if is_restarted and _way(now[name]) == wanted and now[name]["state"] not in {"down", "starting"}:

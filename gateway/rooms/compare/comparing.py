@@ -21,7 +21,9 @@ app = typer.Typer(
 
 Block = Annotated[
     str | None,
-    typer.Option(help="A block of time.  [default: ten times what requests took so far; 10s at least]"),
+    typer.Option(
+        help="Length of a block of time, such as 30s.  [default: ten times as long as requests; 10s at least]"
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one]")]
 _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -32,11 +34,14 @@ def start(
     *,
     a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, a method, or a source.")] = "",
     b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")] = "",
-    depths: Annotated[str, typer.Option(help="In place of both: numbers of drafted tokens, such as 0,1,3.")] = "",
-    policies: Annotated[str, typer.Option(help="In place of both: the present policy and others.")] = "",
-    lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
-    until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
-    whole: Annotated[bool, typer.Option("--whole", help="Take all of that time, to see quiet and busy hours.")] = False,
+    depths: Annotated[
+        str,
+        typer.Option(help="Instead of --a and --b: depths of drafting, such as 0,1,3."),
+    ] = "",
+    policies: Annotated[str, typer.Option(help="Instead of --a and --b: the present policy and another.")] = "",
+    lasts: Annotated[str, typer.Option("--for", help="Longest duration: 90m, 2h, 1d.")] = "2h",
+    until: Annotated[str, typer.Option(help="End it if they differ by less than this.")] = "2%",
+    whole: Annotated[bool, typer.Option("--whole", help="Run for all of --for, to see quiet and busy hours.")] = False,
     block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",

@@ -12,9 +12,8 @@ from uuid import uuid4
 from pydantic import Field, ValidationError, model_validator
 
 from backends.backend import Backend
-from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.health import SERVING, State
-from backends.speculation import MODELLESS
+from backends.speculation import MODELLESS, SCHEDULE_KEY
 from backends.validation import did_you_mean
 from gateway.rooms.compare.settings import ComparisonSettings
 from policies.arm import arm_named, arm_of
@@ -260,8 +259,8 @@ def _arm_at_start(backend: Backend) -> str:
 
 def _may_be(one: str, other: str) -> bool:
     """Return whether two arms of `policies.arm` may be the same; the k of an engine is unknown at first."""
-    (method, _, k), (others, _, too) = one.partition(":"), other.partition(":")
-    return method == others and (k == too or "0" in {k, too})
+    (method, _, k), (other_method, _, other_k) = one.partition(":"), other.partition(":")
+    return method == other_method and (k == other_k or "0" in {k, other_k})
 
 
 def _apart(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[str, list[str]]:

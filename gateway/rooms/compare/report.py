@@ -11,9 +11,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
+import numpy as np
+
 from backends.backend import Backend
-from backends.calibration.batch_schedule import SCHEDULE_KEY
-from backends.speculation import Method
+from backends.speculation import SCHEDULE_KEY, Method
 from policies.experiment.verdict import CERTAIN, SHOWN, Stage
 from policies.learned.prior import expected_step
 
@@ -73,18 +74,27 @@ def _best(document: Mapping[str, Any], drafter: Mapping[str, Any] | None = None)
     depths = dict(zip(document["arms"], document["depths"], strict=True))
     findings = document["findings"]
     best = depths[findings[0]["better"]]
-    ranges: Ranges = []
+    curves = [each["curve"] for each in findings]  # each over the loads that both of its arms have seen
+    works = [[point["work_per_s"] for point in curve] for curve in curves]
+    lows = [
+        np.interp(works[0], own, [point["low"] for point in curve]) for own, curve in zip(works, curves, strict=True)
+    ]
+    by_batch: dict[int, int] = {}
     for at, load in enumerate(point["in_flight"] for point in findings[0]["curve"]):
         chosen, least = best, 1.0
-        for each in findings:
+        for each, low in zip(findings, lows, strict=True):
             other = depths[each["other"]]
             factor = 1.0 if drafter is None else configured(drafter, other, load) / configured(drafter, best, load)
-            if factor / each["curve"][at]["low"] < least:
-                chosen, least = other, factor / each["curve"][at]["low"]
+            if factor / low[at] < least:
+                chosen, least = other, factor / low[at]
+        batch = max(1, round(load))
+        by_batch[batch] = chosen if by_batch.get(batch, chosen) == chosen else best
+    ranges: Ranges = []
+    for batch, chosen in sorted(by_batch.items()):
         if ranges and ranges[-1][2] == chosen:
-            ranges[-1][1] = round(load)
+            ranges[-1][1] = batch
         else:
-            ranges.append([1 if not ranges else ranges[-1][1] + 1, max(1, round(load)), chosen])
+            ranges.append([1 if not ranges else ranges[-1][1] + 1, batch, chosen])
     return ranges
 
 

@@ -67,7 +67,6 @@ class CompareRoom(Room):
         self._shown: dict[str, dict[tuple[str, str], float]] = {}  # ratios of arms, by model
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
-        self._versions: dict[str, int] = {}
         self._past = _Past(gateway)
         self._waits: dict[str, str] = {}  # why no comparison begins by itself, by model
         self._started_s = math.inf
@@ -113,7 +112,6 @@ class CompareRoom(Room):
         else:
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
-        self._versions[model] = document.version
         is_known = before is not None and before.definition.id == definition.id
         is_new = not is_known and definition.began_s >= self._started_s
         stage = f"has ended: {definition.stage}" if definition.ended_s else "begins" if is_new else "goes on"
@@ -155,7 +153,7 @@ class CompareRoom(Room):
             if now_s - running.sound_s >= _VOID_S or running.is_over(time.time()):
                 sentence = f"It was stopped, since {changed}."
                 log.warning("%s: %s", model, sentence)
-                await self._end(model, Stage.STOPPED, sentence)
+                await self._end(model, running, Stage.STOPPED, sentence)
             return
         running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
@@ -170,7 +168,7 @@ class CompareRoom(Room):
         self._shown[model] = ratios
         if verdict.stage is not Stage.RUNNING:
             log.warning("%s: %s", model, verdict.sentence)
-            await self._end(model, verdict.stage)
+            await self._end(model, running, verdict.stage)
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that is due by the settings."""
@@ -201,8 +199,7 @@ class CompareRoom(Room):
         mean_s = _mean_s(self.gateway.models[model])
         return begun(question, backends, policy.name, time.time(), mean_s, calibration)
 
-    async def _end(self, model: str, stage: Stage, why: str = "") -> None:
-        running = self.comparisons[model]
+    async def _end(self, model: str, running: Running, stage: Stage, why: str = "") -> None:
         known = await asyncio.to_thread(running.document)
         if running is not self.comparisons[model] or not running.is_running:
             return  # it has ended meanwhile
@@ -220,10 +217,7 @@ class CompareRoom(Room):
                 raise
 
     async def _put(self, model: str, definition: Definition) -> None:
-        text = definition.model_dump_json()
-        document = await put_next(self.gateway.state.documents, f"{model}/{_DOCUMENT}", text)
-        if self._versions.get(model) != document.version:
-            self._apply(model, document)
+        await put_next(self.gateway.state.documents, f"{model}/{_DOCUMENT}", definition.model_dump_json())
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
         """Return the pairs of methods whose comparison is running or has an answer."""
@@ -273,7 +267,10 @@ class CompareRoom(Room):
             """Return the running or last comparison of each model, with its result."""
             names = [*self.comparisons] if model is None else [_named(self.gateway.models, model)]
             waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
-            found = {name: await self._document(name) for name in names if name in self.comparisons}
+            known, found = self.comparisons, dict[str, Any]()
+            for name in names:
+                if name in known and name in self.gateway.models:  # a reload may have removed it
+                    found[name] = await self._document(name)
             return {"models": found, "waits": waits}
 
         @app.post("/admin/compare/start", tags=["admin"])
@@ -298,7 +295,7 @@ class CompareRoom(Room):
             running = self.comparisons.get(model)
             if running is None or not running.is_running:
                 raise GatewayError(409, f"Nothing of {model} is being compared.", code="not_running")
-            await self._end(model, Stage.STOPPED)
+            await self._end(model, running, Stage.STOPPED)
             return {"model": model, **await self._document(model)}
 
         @app.get("/admin/compare/report", tags=["admin"], response_class=Response)
@@ -310,13 +307,13 @@ class CompareRoom(Room):
             return Response(page(name, await self._document(name)), media_type="text/html; charset=utf-8")
 
     async def _document(self, model: str) -> dict[str, Any]:
-        running = self.comparisons[model]
+        running, policy = self.comparisons[model], self.gateway.models[model].policy.name
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
         backends = self.gateway.pool.of(model)
         if running.is_running:
             document["sentence"] += running.definition.away(backends)
-            if changed := running.definition.changed(backends, self.gateway.models[model].policy.name):
+            if changed := running.definition.changed(backends, policy):
                 document["sentence"] += f" But {changed}: it will be stopped unless that ends."
         return document | {"change": change_of(document, running.definition.unchanged(backends))}
 

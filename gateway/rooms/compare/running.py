@@ -122,15 +122,15 @@ class Running(Observer):
 
     def judge(self, now_s: float) -> Verdict:
         """Return the verdict so far; runs in a thread, since it takes milliseconds if the evidence has changed."""
-        is_over = self.is_over(now_s)
-        if self._verdict is None or self._seen != self._statistics.observations or is_over:
+        is_over, verdict = self.is_over(now_s), self._verdict
+        if verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)
             verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
             if self.definition.whole and not is_over and verdict.stage in {Stage.DECIDED, Stage.ALIKE}:
                 verdict = replace(verdict, stage=Stage.RUNNING, sentence=f"So far, {verdict.sentence}")
             self._verdict = verdict
-        return self._verdict
+        return verdict
 
     def document(self) -> dict[str, Any]:
         """Return everything known, for `/admin/compare`; if it has ended, as of its end."""

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client.samples import Sample
 
+from gateway.relay.accounting import FAILED
+
 POINT_S = 5.0
 """Seconds between two readings."""
 
@@ -30,8 +32,6 @@ SERIES = (
     "tpot_p95_s",
 )
 """The numbers of a backend over time, in the order of its points."""
-
-_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 
 Document = dict[str, Any]
 """Part of the data for the page."""
@@ -57,7 +57,7 @@ class Totals:
         name, value = sample.name, sample.value
         if name == "gateway_requests_total":
             self.ended += value
-            self.failed += value if sample.labels["outcome"] in _FAILED else 0.0
+            self.failed += value if sample.labels["outcome"] in FAILED else 0.0
         elif name == "gateway_output_tokens_total":
             self.output_tokens += value
         elif name == "gateway_itl_seconds_count":

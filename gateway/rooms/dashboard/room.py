@@ -215,7 +215,7 @@ class Dashboard(Room):
         if self._is_watched:
             models = self.gateway.models
             self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
-            for name, beliefs in list(self._beliefs.items()):
+            for name, beliefs in self._beliefs.items():
                 with background.guarded("dashboard", of=name):
                     await beliefs.update(models[name].policy, self.gateway.pool.of(name))
 
@@ -249,8 +249,8 @@ class Dashboard(Room):
         if not self._is_watched:
             self._watch(is_watched=True)
         if self._asked_s - self._made_s >= SNAPSHOT_S:
-            self._made_s = self._asked_s
             self._snapshot = orjson.dumps(self._document())
+            self._made_s = self._asked_s
         return self._snapshot
 
     def _document(self) -> Document:

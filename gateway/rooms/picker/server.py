@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends import background
 from backends.http.address import host_and_port
@@ -25,8 +25,7 @@ from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.messages import REQUEST, text_of
-from gateway.rooms.picker.settings import PickerSettings
-from gateway.rooms.picker.stream import Picking, ProtocolError, Stream
+from gateway.rooms.picker.stream import OwnAnswerTooLargeError, Picking, ProtocolError, Stream
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -38,6 +37,7 @@ _READY: Final = ("readiness", SERVICE, "")
 _CHECK_S: Final = 0.5
 _CLOSE_S: Final = 1.0  # after the relay has ended the requests in flight
 _MOST_CALLS: Final = 16_384
+_MOST_OWN_BYTES: Final = 64 << 20
 _OPTIONS: Final = (
     ("grpc.max_concurrent_streams", 1024),  # per connection; a proxy opens another one for more
     ("grpc.max_allowed_incoming_connections", 1024),
@@ -169,7 +169,7 @@ class PickerServer:
 
     def __init__(self, gateway: Gateway, own: ASGIApp) -> None:
         self._gateway = gateway
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://gateway")
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(bounded(own)), base_url="http://gateway")
         self._picking = Picking(gateway, Destinations(gateway.pool), client)
         self._health = health.HealthServicer()
         self._is_draining = False
@@ -204,11 +204,10 @@ class PickerServer:
         host, port = opened.getsockname()[:2]
         address = host_and_port(host, port)
         opened.close()
-        settings = PickerSettings.of(self._gateway.settings)
-        if settings is None or settings.tls is None:
+        if (tls := self._picking.settings.tls) is None:
             server.add_insecure_port(address)
         else:
-            server.add_secure_port(address, _credentials(Certificate(settings.tls, "picker.tls")))
+            server.add_secure_port(address, _credentials(Certificate(tls, "picker.tls")))
 
     async def _process(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await Call(self._picking, context).serve()
@@ -239,6 +238,25 @@ class PickerServer:
             await self._health.set(
                 service, HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
             )
+
+
+def bounded(own: ASGIApp) -> ASGIApp:
+    """Return an application that stops an answer too large to be held whole, such as the output of a batch."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        left_bytes = _MOST_OWN_BYTES
+
+        async def send_part(message: Message) -> None:
+            nonlocal left_bytes
+            left_bytes -= len(message.get("body", b""))
+            if left_bytes < 0:
+                text = f"Through a proxy, an answer of the gateway has at most {_MOST_OWN_BYTES >> 20} MiB"
+                raise OwnAnswerTooLargeError(f"{text}: ask it directly.")
+            await send(message)
+
+        await own(scope, receive, send_part)
+
+    return answer
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:

@@ -49,6 +49,10 @@ class ProtocolError(Exception):
     """Raised if the proxy violates the protocol."""
 
 
+class OwnAnswerTooLargeError(Exception):
+    """Raised if the answer to one of the gateway's own paths is too large for one message to the proxy."""
+
+
 class Picking:
     """State shared by the streams of a process."""
 
@@ -61,6 +65,13 @@ class Picking:
         self.unfinished = Unfinished(lambda: gateway.settings.server)  # incomplete requests
         self._prefix = os.urandom(6).hex()
         self._names = 0
+
+    @property
+    def settings(self) -> PickerSettings:
+        """The current settings; `gateway picker` adds the section if the pool file omits it."""
+        found = PickerSettings.of(self.gateway.settings)
+        assert found is not None
+        return found
 
     def new_name(self) -> str:
         """Return a name for a request that is unique among all processes."""
@@ -170,8 +181,12 @@ class Stream:
             target = self._target.decode("latin-1")
             answer = await self._picking.own.request(self._method, target, headers=self._headers, content=body)
         except Exception as error:  # noqa: BLE001 -- the proxy needs some answer
-            background.note("own paths", error)
-            send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
+            known = gateway_failed()
+            if isinstance(error, OwnAnswerTooLargeError):
+                known = GatewayError(413, str(error), code="answer_too_large")
+            else:
+                background.note("own paths", error)
+            send_error(self, known, canonical_path(self._target), self._relay.new_request_id())
             return
         lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
         self.whole(answer.status_code, lines, answer.content)
@@ -207,9 +222,7 @@ class Stream:
         if headers is None:
             self._answering = background.start("own paths", self._answer_itself(body))
             return
-        settings = PickerSettings.of(picking.gateway.settings)
-        assert settings is not None
-        self._sender = ProxySender(self, picking.destinations, self._subset, settings.fallbacks)
+        self._sender = ProxySender(self, picking.destinations, self._subset, picking.settings.fallbacks)
         begin(self._relay, headers, body, self, self._sender)
 
     def _release_body(self) -> None:
@@ -225,10 +238,9 @@ class Stream:
 
     def answered_by(self, source: Source) -> None:
         """Set what answers the request."""
-        settings = PickerSettings.of(self._picking.gateway.settings)
-        self._source = source
-        if isinstance(source, Exchange) and settings is not None:
-            self._source = self.exchange = Picked(source, self._picking.destinations, settings.answers)
+        self._source, picking = source, self._picking
+        if isinstance(source, Exchange):
+            self._source = self.exchange = Picked(source, picking.destinations, picking.settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
         """Send the proxy the destinations of the request, in the order to try."""

@@ -60,7 +60,8 @@ class RequestNotes(Observer):
         self.candidates: Sequence[Backend] = ()
         self.in_flight: list[int] = []
         self.loads: list[EngineLoad] = []
-        self.chunks: array[float] = array("d")  # arrival of each chunk of the stream, by `time.perf_counter`
+        # Arrival of the first `_MAX_INTERVALS + 1` chunks of the stream, by `time.perf_counter`.
+        self.chunks: array[float] = array("d")
         self._document: object = None
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
@@ -71,7 +72,8 @@ class RequestNotes(Observer):
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Note the arrival of a part of a stream, and keep it if answers are kept."""
-        self.chunks.append(now_s)
+        if len(self.chunks) <= _MAX_INTERVALS:
+            self.chunks.append(now_s)
         if self._has_room(data) and self.answer is not None:
             self.answer.append(data)
 
@@ -98,7 +100,7 @@ class RequestNotes(Observer):
     @property
     def size_bytes(self) -> int:
         """Estimated memory of what it holds, once `begin` was called."""
-        held = len(self.head) + len(self.body)
+        held = len(self.head) + len(self.body) + self.chunks.itemsize * len(self.chunks)
         if (prompt := self.ended.routed.prompt) is not None:
             held += _size_bytes(prompt.pieces, prompt.ids)
         if (transcript := self.transcript) is not None:
@@ -373,8 +375,8 @@ def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcom
 
 
 def _intervals(chunks: array[float]) -> npt.NDArray[np.float32]:
-    """Return the seconds between the chunks of a stream, at most the first `_MAX_INTERVALS`."""
-    return np.diff(np.frombuffer(chunks)[: _MAX_INTERVALS + 1]).round(6).astype(np.float32)
+    """Return the seconds between the chunks of a stream."""
+    return np.diff(np.frombuffer(chunks)).round(6).astype(np.float32)
 
 
 def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class RecorderSettings(Section):
     queue
         Most requests waiting to be written; further ones are dropped and counted.
     queue_mib
-        Most MiB of text waiting to be written.
+        Most MiB waiting to be written.
     max_text_kib
         Longest text to record, in KiB: a longer request body or raw response is left out of the record.
     hash_salt

@@ -112,7 +112,7 @@ class Outlet:
 class Reporter:
     """Reports the requests of one gateway process: `gateway.relay.roles.Reporting`."""
 
-    def __init__(self, settings: TelemetrySettings) -> None:
+    def __init__(self, settings: TelemetrySettings, scheme: str) -> None:
         otlp = settings.otlp
         self._sample_ratio = 0.0 if otlp is None else otlp.sample_ratio
         self._log_share = settings.access_log
@@ -121,7 +121,7 @@ class Reporter:
         if otlp is not None:
             from gateway.rooms.reports.spans import Spans  # an extra
 
-            self._spans = Outlet(Spans(otlp), otlp.queue, _SPANS_DELAY_S)
+            self._spans = Outlet(Spans(otlp, scheme), otlp.queue, _SPANS_DELAY_S)
         self.outlets = [outlet for outlet in (self._spans, self._log) if outlet is not None]
 
     def follow(self, request: RequestHeaders, request_id: bytes) -> Trail | None:
@@ -163,7 +163,7 @@ class ReportsRoom(Room):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        reporter = self.reporter = Reporter(gateway.settings.telemetry)
+        reporter = self.reporter = Reporter(gateway.settings.telemetry, gateway.settings.server.scheme)
         self.outlets = reporter.outlets
 
     @staticmethod

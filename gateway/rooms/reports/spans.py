@@ -24,12 +24,12 @@ from opentelemetry.util.types import AttributeValue
 from backends import background
 from gateway import __version__
 from gateway.config.settings import OtlpSettings
+from gateway.relay.accounting import FAILED
 from gateway.rooms.reports.trail import Leg, Trail
 from policies.build import predicted_s
 from policies.features.request import Endpoint
 
 _SCOPE = InstrumentationScope("speculation-gateway", __version__)
-_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 _ATTEMPT_TIMEOUT_S = 3.0
 _OPERATIONS = {
     Endpoint.CHAT: "chat",
@@ -58,7 +58,8 @@ class Spans:
 
     signal = "spans"
 
-    def __init__(self, settings: OtlpSettings) -> None:
+    def __init__(self, settings: OtlpSettings, scheme: str) -> None:
+        self._scheme = scheme  # of the gateway's address
         self._said = _FirstSaid()
         library = logging.getLogger("opentelemetry")  # the outlet counts and logs failed exports
         library.setLevel(logging.WARNING)
@@ -96,8 +97,8 @@ class Spans:
             context,
             parent,
             (trail.arrived_s + offset_s, trail.ended_s + offset_s),
-            _of_request(trail, route),
-            is_error=trail.label in _FAILED or trail.status >= 500,
+            _of_request(trail, route) | {"url.scheme": self._scheme},
+            is_error=trail.label in FAILED or trail.status >= 500,
         )
         operation = _OPERATIONS.get(trail.endpoint)
         for number, leg in enumerate(trail.legs):
@@ -110,7 +111,7 @@ class Spans:
                 context,
                 (leg.began_s + offset_s, ended_s + offset_s),
                 _of_leg(trail, leg, operation, is_last=not following),
-                is_error=bool(following) or trail.label in _FAILED or trail.status >= 400,
+                is_error=bool(following) or trail.label in FAILED or trail.status >= 400,
             )
 
     def _span(
@@ -144,7 +145,6 @@ def _of_request(trail: Trail, route: str) -> Attributes:
         "http.request.method": trail.method,
         "http.route": route,
         "url.path": trail.path,
-        "url.scheme": "http",
         "http.response.status_code": trail.status,
         "error.type": _error_of(trail),
         "gateway.request_id": trail.request_id.decode("latin-1"),

@@ -152,7 +152,7 @@ class Trail(Traced):
         """Report a request that was refused before it was routed."""
         self.client, self.status, self.label, self.error = client, status, "refused", error
         self.arrived_s, self.ended_s = arrived_s, time.perf_counter()
-        self._report(self)
+        self._end()
 
     def on_end(self, ended: EndedExchange) -> None:
         """Copy what to report, without the texts of the request, and report it."""
@@ -167,4 +167,8 @@ class Trail(Traced):
             if upstream is not None:  # else it was removed meanwhile
                 address, leg.method = upstream.client.address, upstream.backend.declared.method.value
                 leg.host, leg.port = address.path or address.host, 0 if address.path else address.port
+        self._end()
+
+    def _end(self) -> None:
+        self.lines = self._received = b""  # may be long, and reports may wait
         self._report(self)

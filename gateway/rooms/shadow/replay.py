@@ -116,7 +116,6 @@ class ShadowDrafting:
         self._drafting: threading.Thread | None = None  # when compiled, `_thread` would be `__thread`, a gcc keyword
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at_s = 0.0
-        self.replayed = self.dropped = self.failed = 0
 
     def replays(self, policy: Learner, arms: Sequence[ShadowArm]) -> bool:
         """Return whether it replays these arms for this policy."""
@@ -129,11 +128,6 @@ class ShadowDrafting:
 
     # On the event loop.
 
-    @property
-    def waiting(self) -> int:
-        """Number of texts in the queue."""
-        return len(self._queue)
-
     def follow(self, routed: RoutedRequest, body: bytes) -> AnswerText | None:
         """Return an observer that collects the answer; None if the request is not replayed."""
         features = routed.features
@@ -143,7 +137,6 @@ class ShadowDrafting:
         if sample < 1.0 and random.random() >= sample:
             return None
         if len(self._queue) >= MOST_TEXTS:  # saves collecting an answer that would probably be dropped
-            self.dropped += 1
             return None
         return AnswerText(self.add, body, MOST_TEXT_BYTES)
 
@@ -152,7 +145,6 @@ class ShadowDrafting:
         if text.outcome.output_tokens < _MIN_TOKENS:
             return
         if len(self._queue) >= MOST_TEXTS or self._entered_bytes - self._left_bytes > _MOST_QUEUED_BYTES:
-            self.dropped += 1
             return
         self._entered_bytes += text.size_bytes
         self._queue.append(text)
@@ -197,23 +189,18 @@ class ShadowDrafting:
     def _replay(self, text: AnswerText) -> float:
         """Replay a text, and return the pause in seconds that keeps the process within its share of a core."""
         if self._process is None and time.monotonic() < self._restart_at_s:
-            self.failed += 1
             return 0.0
         try:
             result = self._request(text)
         except (OSError, ValueError) as error:  # the process was killed or could not be started
             self._end_process()
-            self.failed += 1
             self._postpone(error)
             return 0.0
         cpu_s: float = result["cpu_s"]
         if "error" in result:
-            self.failed += 1
             log.debug("a text could not be replayed: %s", result["error"])
-        else:
-            self.replayed += 1
-            if tokens_per_step := result["tokens_per_step"]:
-                self._results.append(dataclasses.replace(text.outcome, shadow=tokens_per_step))
+        elif tokens_per_step := result["tokens_per_step"]:
+            self._results.append(dataclasses.replace(text.outcome, shadow=tokens_per_step))
         return min(_MAX_PAUSE_S, cpu_s / self._settings.cpu - cpu_s)
 
     def _request(self, text: AnswerText) -> dict[str, Any]:

@@ -31,6 +31,8 @@ _MOST_BYTES: Final = 1 << 18
 """Size limit for judging whether an answer is usable."""
 _MOST_UNREAD_BYTES: Final = 1 << 22
 """Size limit for answers read per half second; further ones count as good, so that less is found."""
+_MOST_LINES: Final = 8
+"""Most findings of a model that are logged within a minute: each key may have its own, and they may come and go."""
 _FAILURES: Final = frozenset({"status", "error", "garbage"})
 """Kinds of failed attempts that the request may have caused; a broken connection is not one."""
 
@@ -45,6 +47,7 @@ class TroubleRoom(Room):
         self._share = gateway.metrics.gauge("gateway_trouble_share")
         # Findings by model, then name and client.
         self._shown: dict[str, dict[tuple[tuple[str, str, str], str], TroubleFinding]] = {}
+        self._logged = background.Seldom()
         self._unread = _Unread()
 
     def follow(self) -> Mapping[str, Follower]:
@@ -59,12 +62,19 @@ class TroubleRoom(Room):
             found = {(each.name, each.client): each for each in model.troubles.found}
             for name in before.keys() - found.keys():
                 self._share.labels(model_name, *before[name].name).set(0.0)
-                log.info("%s: no longer: %s", model_name, before[name])
+                self._log(logging.INFO, model_name, f"no longer: {before[name]}")
             for name, each in found.items():
                 self._share.labels(model_name, *each.name).set(each.share)
                 if name not in before:
-                    log.warning("%s: %s; such requests go elsewhere where that is faster", model_name, each)
+                    text = f"{each}; such requests go elsewhere where that is faster"
+                    self._log(logging.WARNING, model_name, text)
             self._shown[model_name] = found
+
+    def _log(self, level: int, model_name: str, text: str) -> None:
+        line = next((line for line in range(_MOST_LINES) if self._logged.may_say((model_name, line))), None)
+        if line is not None:
+            rest = "; further ones within a minute only in gateway_trouble_share" if line == _MOST_LINES - 1 else ""
+            log.log(level, "%s: %s%s", model_name, text, rest)
 
     def start(self) -> None:
         """Start to read answers and to look for trouble."""
@@ -76,8 +86,9 @@ class TroubleRoom(Room):
             problems = await asyncio.to_thread(list, map(_Ended.problem, answers))
             for answer, problem in zip(answers, problems, strict=True):
                 answer.watch.observe("unusable" if problem else "", answer.lost_s)
-            for model in [*self.gateway.models.values()]:
-                await asyncio.to_thread(model.troubles.refresh)
+            for name, model in [*self.gateway.models.items()]:
+                with background.guarded("policies", of=f"the troubles of {name}"):
+                    await asyncio.to_thread(model.troubles.refresh)
             await asyncio.sleep(_PERIOD_S)
 
 

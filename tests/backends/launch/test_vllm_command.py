@@ -34,7 +34,8 @@ def test_a_speculating_engine_gets_its_method_and_reports_acceptance() -> None:
     assert following(arguments, "--served-model-name", 2) == ("tiny", "small")
     assert following(arguments, "--port") == ("8101",)
     assert following(arguments, "--shutdown-timeout") == ("20",)
-    assert {"--enable-request-id-headers", "--enable-per-request-metrics"} <= set(arguments)
+    reports = {"--enable-request-id-headers", "--enable-per-request-metrics", "--enable-prompt-tokens-details"}
+    assert reports <= set(arguments)
 
 
 def test_a_baseline_gets_no_flags_about_speculation() -> None:

@@ -118,7 +118,7 @@ async def serve(pieces: list[bytes], limits: ServerLimits) -> list[Accepted]:
     for number, piece in enumerate(pieces, 1):
         transport.deliver([piece])
         if limits is NARROW and (number % 16 == 0 or number == len(pieces)):
-            _check_held(connection, piece, server, transport, server.connections)
+            _check_held(connection, piece, server, server.writes, transport, server.connections)
     await transport.settle()
     transport.lose()
     if server._sweep is not None:

@@ -12,10 +12,16 @@ from typing import Any
 import orjson
 import pytest
 
+from backends.backend import Candidate
 from benchmarks.metrics_page import total
+from gateway.admin import policy_versions
 from gateway.admin.policy_versions import settings_of
+from gateway.dialects.errors import GatewayError
 from gateway.state import sync
+from policies.learned.known import Known
+from policies.learned.thresholds import NothingLearnedError
 from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.reload.test_change import change
 from tests.support.blocks import play_blocks
 
 LEARNED = {"name": "learned", "seed": 0}
@@ -157,6 +163,37 @@ async def test_only_a_learned_policy_has_rules() -> None:
         assert "m: round_robin, which does not learn" in await output_of(running, "show")
         assert "No model of this pool has the policy `learned`" in await failure_of(running, "distill")
         assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
+
+
+@pytest.mark.parametrize("name", ["rules_of", "in_words"])
+async def test_no_other_thread_adds_replicas_to_what_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[str]] = []
+
+    def read(known: Known, _: object) -> Any:
+        found.append([*known.replicas])
+        raise NothingLearnedError
+
+    monkeypatch.setattr(policy_versions, name, read)
+    async with learning("none") as running:
+        versions, candidates = running.gateway.policy_versions[MODEL], list[Candidate](running.gateway.pool.of(MODEL))
+        with pytest.raises((GatewayError, NothingLearnedError)):
+            await (versions.distill(candidates) if name == "rules_of" else versions.kinds(candidates))
+    assert found == [["a", "b"]]
+
+
+async def test_a_reload_does_not_thaw_again_what_was_thawed_before(state: Any) -> None:
+    async with learning(state) as running:
+        before = running.gateway.models[MODEL]
+        assert "thawed at all gateways" in await output_of(running, "thaw")
+        assert before.guardrail is not None
+        play_blocks(before.guardrail, 3.0)
+        await change(running, policy={**LEARNED, "objective": "ttft"})
+        after = running.gateway.models[MODEL]
+        assert after.policy is not before.policy
+        assert after.guardrail is not None
+        assert after.guardrail.frozen
+        assert "thawed at all gateways" in await output_of(running, "thaw")
+        assert not after.guardrail.frozen
 
 
 @pytest.mark.slow

@@ -56,17 +56,20 @@ async def test_draining_and_resuming_a_replica() -> None:
 
 
 def test_waiting_for_a_replica_ends_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    pools = iter([{"models": {"m": {"backends": {"a": {"state": "up"}}}}}, {"models": {}}])
+    backends = {"a": {"state": "up"}, "b": {"state": "recovering"}}
+    pools = iter([{"models": {"m": {"backends": backends}}}, {"models": {}}])
     monkeypatch.setattr(Admin, "get", lambda *_: next(pools))
-    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1})
+    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1, "others": 2})
     result = CliRunner().invoke(app, ["drain", "a", "--wait"])
     assert (result.exit_code, result.exception) == (0, None)
+    assert "3 requests in flight there finish" in result.stdout
+    assert "no other replica" not in result.stderr, "b serves"
 
 
 def test_waiting_for_a_replica_fails_if_somebody_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed = {"models": {"m": {"backends": {"a": {"state": "up", "in_flight": 0, "others": 0}}}}}
     monkeypatch.setattr(Admin, "get", lambda *_: resumed)
-    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1})
+    monkeypatch.setattr(Admin, "post", lambda *_, **__: {"state": "draining", "in_flight": 1, "others": 2})
     result = CliRunner().invoke(app, ["drain", "a", "--wait"])
     assert (result.exit_code, "m/a is up: somebody resumed it" in result.stderr) == (1, True)
 

@@ -111,8 +111,6 @@ def test_the_request_asks_and_is_else_as_it_was(given: str, expected: str) -> No
 @pytest.mark.parametrize(
     "given",
     [
-        '{"stream": false}',
-        '{"stream": 1}',
         '{"stream": true, "stream_options": {"include_usage": true}}',
         '{"stream": true, "stream_options": 7}',
     ],

@@ -25,6 +25,16 @@ def test_usage_of_a_chat_answer() -> None:
     assert (read.queue_s, read.generation_s) == (0.0015, 0.5)
 
 
+def test_usage_of_the_messages_api_counts_cached_tokens_apart() -> None:
+    counts = {"input_tokens": 60, "cache_read_input_tokens": 128, "cache_creation_input_tokens": 16}
+    read = read_usage({"usage": {**counts, "output_tokens": 3}})
+    assert read is not None
+    assert (read.prompt_tokens, read.output_tokens, read.cached_tokens) == (204, 3, 128)
+    proxied = read_usage({"usage": {**counts, "prompt_tokens": 204}})
+    assert proxied is not None
+    assert proxied.prompt_tokens == 204, "such as LiteLLM's, which has the fields of both"
+
+
 @pytest.mark.parametrize(
     ("output", "accepted", "drafting", "expected"),
     [

@@ -42,7 +42,7 @@ def test_a_known_head_shares_what_was_parsed() -> None:
     head = one.head
     assert events(one, POST + b"content-length: 11\r\n\r\nhello world") == [HEAD, WHOLE]
     assert (one.head is head, one.is_known, one.body) == (True, True, b"hello world")
-    one.forget()
+    one.forget(1000)
     events(one, POST + b"content-length: 0\r\n\r\n")
     assert (one.head is head, one.is_known) == (False, False)
 

@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -129,12 +130,58 @@ async def test_a_client_that_stalls_its_body_is_refused() -> None:
             assert status(await reader.readline()) == 408
 
 
+class Failing(Echo):
+    """Fails to refuse the first request."""
+
+    refused = 0
+
+    def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
+        self.refused += 1
+        if self.refused == 1:
+            raise RuntimeError
+        super().refuse(reply, status, reason)
+
+
+@pytest.mark.usefixtures("_often_swept")
+async def test_a_service_that_fails_to_refuse_one_client_still_refuses_the_others() -> None:
+    async with serving(Failing(), ServerLimits(head_s=0.2)) as served:
+        answers = []
+        for _ in range(2):
+            reader, writer = await served.connect()
+            writer.write(b"GET /a HTTP/1.1\r\n")
+            async with asyncio.timeout(TIMEOUT_S):
+                answers.append(await reader.read())
+        assert answers[0] == b""
+        assert status(answers[1]) == 408
+
+
 async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyncio.StreamReader:
     """Send a request on a connection of its own, and wait until the service handles it."""
     reader, writer = await served.connect(limit)
     writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n%b\r\n" % header)
     await eventually(lambda: served.service.handled)
     return reader
+
+
+class Broken(Streaming):
+    """Fails to handle the second request."""
+
+    def handle(self, reply: HttpReply, body: bytes) -> None:
+        super().handle(reply, body)
+        if len(self.handled) == 2:
+            raise RuntimeError
+
+
+async def test_a_connection_whose_waiting_request_cannot_be_handled_is_closed() -> None:
+    service = Broken()
+    async with serving(service, LIMITS) as served:
+        reader = await begun(served)
+        served.writers[0].write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+        open_ones: Any = served.http.connections  # whose type is what the server knows of them
+        await eventually(lambda: all(each._reader.waiting_bytes() for each in open_ones))
+        service.handled[0].end()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await reader.read()).endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.slow
@@ -277,8 +324,7 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         writer.write(sent)
         open_ones: Any = served.http.connections  # whose type is what the server knows of them
         await eventually(lambda: any(each._reader.waiting_bytes() == len(sent) for each in open_ones))
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])
         async with asyncio.timeout(TIMEOUT_S):
             answer = await reader.read()
@@ -287,12 +333,24 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         assert answer.endswith(b"GET /late ")
 
 
+async def test_other_limits_apply_to_the_next_request_of_an_open_connection() -> None:
+    async with serving(Echo(), LIMITS) as served:
+        reader, writer = await served.connect()
+        for most_bytes, size, expected in ((1000, 1000, 200), (2000, 1500, 200), (100, 500, 413)):
+            served.http.change(replace(LIMITS, body_bytes=most_bytes))
+            writer.write(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size))
+            async with asyncio.timeout(TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert status(head) == expected
+                if expected == 200:
+                    await reader.readexactly(len(b"POST /a ") + size)
+
+
 async def test_a_request_in_flight_is_the_last_of_its_connection_at_a_server_that_stops() -> None:
     service = Streaming()
     async with serving(service, LIMITS) as served:
         reader = await begun(served)
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         service.handled[0].end()
         async with asyncio.timeout(TIMEOUT_S):
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
@@ -303,8 +361,7 @@ async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: p
     async with serving(Echo(), LIMITS) as served:
         reader, _ = await served.connect()
         await eventually(lambda: served.http.connections)
-        for connection in list(served.http.connections):
-            connection.shutdown()
+        served.http.shutdown()
         async with asyncio.timeout(TIMEOUT_S):
             assert await reader.read() == b""
 

@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from gateway.config.settings import TlsSettings
-from gateway.http.server import HttpServer
+from gateway.http.server import HttpServer, ServerLimits
 from gateway.listening import listener
 from gateway.listening.certificate import Certificate
 from tests.support.certificates import copied, make_pair, replace
 from tests.support.command import gateway_command, until
 from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import upstreams_in_thread
-from tests.support.waiting import TIMEOUT_S
+from tests.support.waiting import TIMEOUT_S, eventually
 
 
 class Served:
@@ -102,6 +102,30 @@ async def test_a_client_that_is_silent_is_said_to_be_slow(
         certificate = Certificate(pairs[0], "server.tls")
         await listener.Listener(HttpServer(Mock(), Mock()), opened, certificate)._begin_tls(opened.accept()[0])
     assert "(too slow)" in caplog.text
+
+
+async def test_a_burst_of_silent_clients_leaves_no_more_handshakes_than_allowed(
+    pairs: list[TlsSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_TLS_S", 1e6)
+    opened = socket.create_server(("127.0.0.1", 0), backlog=64)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(opened.getsockname())) for _ in range(40)]
+        server = HttpServer(Mock(), ServerLimits(connections=32))
+        listening = listener.Listener(server, opened, Certificate(pairs[0], "server.tls"))
+        await listening.start()
+        await eventually(lambda: sum(map(_is_closed, clients)) == 36)  # all but an eighth of the connections
+        for client in clients:
+            client.close()
+        await listening.close(is_shared=False)
+
+
+def _is_closed(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
 
 
 def test_clients_that_do_not_begin_tls_keep_nobody_out(pairs: list[TlsSettings], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gateway.peers import peers
 from gateway.peers.exchange import PeerExchange
 from gateway.peers.live_redis import LiveRedis
 from gateway.state import redis_client
+from gateway.state.store import StateError
 from gateway.telemetry.registry import Registry
 from tests.gateway.peers.test_peers import admits
 from tests.support.peer_process import PeerProcess
@@ -89,3 +90,19 @@ async def test_each_goes_by_what_it_knows_while_redis_is_away(redis: RedisServer
         await started.pop().exchange.stop()
         assert redis.client.hkeys("test:live") == [one.peers.writer.encode()]
         await eventually(lambda: one.peers_seen() == 0, what="forgotten")
+
+
+async def test_another_kind_of_failure_is_logged_too(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = ["unreachable", "unreachable", "refused", "refused"]
+    gateway = Gateway(redis.url)
+
+    def fail(*_: object) -> list[bytes]:
+        raise StateError(kinds.pop(0), "why")
+
+    monkeypatch.setattr(gateway.live, "exchange", fail)
+    for _ in range(4):
+        assert not await gateway.exchange._exchange()
+    await gateway.exchange.stop()
+    assert [line.partition(":")[0] for line in caplog.messages] == ["unreachable", "refused"]

@@ -43,7 +43,7 @@ def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -
         for reader, writer in itertools.permutations(processes, 2):
             reader.peers.receive(writer.peers.report)
         for process in processes:
-            process.peers.settle(is_reported=True)
+            process.peers.settle("here", is_reported=True, is_out=False)
 
 
 def known(count: int, **options: str) -> list[PeerProcess]:
@@ -65,7 +65,7 @@ def test_requests_of_others_count_at_the_next_exchange() -> None:
     assert three.load() == [3, 5]
     for _ in range(2):
         three.peers.receive(late)
-        three.peers.settle(is_reported=True)
+        three.peers.settle("here", is_reported=True, is_out=False)
     assert three.load() == [3, 5], "what arrives late or twice changes nothing"
     number = one.peers.number
     exchange(one, two, three, rounds=5)
@@ -164,6 +164,7 @@ def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     assert decode(two.peers.report).ejected == {}, "and not passed on"
     exchange(one, two, passed_s=120.0)
     assert not one.peers._ejections, "nothing is kept of ejections that are over"
+    assert not any(peer.ejections for peer in two.peers._peers.values()), "nor at the peers"
 
 
 def test_what_an_operator_said_last_counts_at_all() -> None:
@@ -195,6 +196,18 @@ async def test_a_replica_that_leaves_one_process_after_the_other_is_not_drained_
     assert late.backends[0].health.state is State.UP
 
 
+async def test_nothing_is_kept_of_the_answers_of_replicas_that_have_left() -> None:
+    one, two = known(2)
+    for backend in two.backends:
+        backend.answered_tokens, backend.answered_steps = 60.0, 20.0
+    exchange(one, two, passed_s=1.0)
+    one.peers.follow(one.keyring, one.models, {})
+    assert len(one.peers._answered) == 2
+    one.pool.update(one.backends[1:], [], one.pool.rules)
+    one.peers.follow(one.keyring, one.models, {})
+    assert one.peers._answered.keys() == {one.backends[1].url}
+
+
 def test_stored_responses_are_found_by_all() -> None:
     one, two = known(2)
     one.locations.note_answer(b'{"id": "resp_1"}', "2")
@@ -219,6 +232,20 @@ def admits(limits: Limits) -> bool:
         return False
     limits.leave(TEAM, 0)
     return True
+
+
+def test_what_a_slow_place_has_not_got_is_not_admitted_again_although_a_quick_one_has() -> None:
+    one, _ = known(2)  # which share 60 requests a minute
+    one.peers.settle("slow", is_reported=False, is_out=False)
+    assert sum(admits(one.limits) for _ in range(100)) == 30
+    for _ in range(5):
+        one.peers.settle("here", is_reported=True, is_out=False)
+        assert not admits(one.limits)
+    one.peers.settle("slow", is_reported=True, is_out=False)
+    for _ in range(5):  # one that is out of reach is not waited for
+        one.peers.settle("slow", is_reported=False, is_out=True)
+        one.peers.settle("here", is_reported=True, is_out=False)
+    assert admits(one.limits)
 
 
 def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
@@ -323,6 +350,14 @@ def test_strays_in_the_folder_stop_no_report(tmp_path: Path) -> None:
     assert "one" not in two._known, "what has left is forgotten"
 
 
+async def test_a_folder_of_reports_that_is_none_any_more_does_not_stop_the_end_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("")
+    process = PeerProcess(time.monotonic)
+    exchange = PeerExchange(process.peers, LiveFolder(tmp_path / "reports", process.peers.writer), Registry())
+    exchange.start()
+    await exchange.stop()
+
+
 async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) -> None:
     good, reader = (PeerProcess(time.monotonic) for _ in range(2))
     exchange = PeerExchange(reader.peers, LiveFolder(tmp_path, reader.peers.writer), Registry())
@@ -336,5 +371,5 @@ async def test_a_report_that_cannot_be_applied_stops_no_other(tmp_path: Path) ->
         good.peers.update()
         LiveFolder(tmp_path, good.peers.writer).exchange(good.peers.report, ())
         assert await exchange._exchange()
-    reader.peers.settle(is_reported=True)
+    reader.peers.settle("here", is_reported=True, is_out=False)
     assert reader.load() == [3, 0]

@@ -103,6 +103,8 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
 
         until(refused_by_both)
         assert statuses.count(200) <= 9, "6, or one more for each process"
+        said = two.post("/admin/drain", {"model": "m", "backend": "a"}, headers=two.admin).json()
+        assert (said["in_flight"], said["others"]) == (0, 3)
         os.killpg(one.process.pid, signal.SIGKILL)
         until(lambda: others(two, "a") == 0, what="the requests of the killed gateway are forgotten")
         until(lambda: "gateway_peers 0.0" in two.get("/metrics").text)

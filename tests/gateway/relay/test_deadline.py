@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from backends.health import State
 from backends.http.receiver import UpstreamError
 from gateway.dialects.errors import GatewayError
+from gateway.relay.exchange import Exchange
+from gateway.routing.router import SMALL_BYTES
 from tests.gateway.relay.test_attempts import ANSWER, FIRST, TIMEOUTS, Relay, body_of, later
 from tests.support.waiting import eventually
 
@@ -55,6 +60,27 @@ async def test_a_request_can_shorten_its_time(total_s: float) -> None:
     assert (reply.status, reply.code) == (504, "deadline_exceeded")
     assert b"within the 0.01 s" in reply.body
     assert relay.in_flight() == [0] * 4
+
+
+async def test_the_wait_of_a_large_body_for_its_turn_is_part_of_the_time() -> None:
+    relay, loop = limited("a", total_s=60.0), asyncio.get_running_loop()
+
+    def long_step() -> Iterator[None]:
+        end_s = time.perf_counter() + 0.05
+        while time.perf_counter() < end_s:
+            pass
+        yield
+
+    relay.context.turns.add("another", long_step())
+    body = b'{"model": "m", "messages": [], "user": "%b"}' % (b"x" * SMALL_BYTES)
+    relay.send(body, headers=[(b"x-request-timeout", b"30")])
+    sent_s = loop.time()
+    await eventually(lambda: relay.context.exchanges)
+    (exchange,) = relay.context.exchanges
+    assert isinstance(exchange, Exchange)
+    assert exchange.timer is not None
+    assert exchange.timer.when() < sent_s + 30.0 + 0.04
+    exchange.client_gone()
 
 
 async def test_a_request_that_is_answered_in_time_leaves_no_timer_and_is_not_ended_again() -> None:

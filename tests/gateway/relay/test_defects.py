@@ -16,6 +16,7 @@ from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing import lookups
 from gateway.routing.routed_request import RoutedRequest
 from gateway.telemetry.series import Count, Family
+from policies.policy import Policy
 from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
 USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
@@ -85,6 +86,14 @@ def test_a_request_that_cannot_be_sent_is_answered_and_keeps_no_place(is_retry: 
         _, reply = relay.send()
     assert (reply.status, reply.code) == (500, "gateway_failed")
     assert relay.in_flight() == [0] * 5
+
+
+def test_a_failure_that_cannot_be_judged_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = Relay("a", "b")
+    _, reply = relay.send()
+    monkeypatch.setattr(Policy, "prices_limits", property(broken))  # not compiled by mypyc, so it can be patched
+    relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+    assert (reply.status, reply.code, relay.in_flight()) == (500, "gateway_failed", [0] * 5)
 
 
 def test_a_body_that_is_nested_too_deeply_to_be_changed_is_the_fault_of_its_client() -> None:

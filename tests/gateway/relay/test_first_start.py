@@ -35,11 +35,12 @@ def test_a_request_waits_for_the_first_replica_and_is_sent_there() -> None:
 
 def test_a_wait_ends_with_the_reason() -> None:
     relay = starting("a")
-    _, reply = relay.send()
+    exchange, reply = relay.send()
     relay.context.first_start.end_overdue(later(first_start.LONGEST_S - 1.0))
     assert reply.status == 0
     relay.context.first_start.end_overdue(later(first_start.LONGEST_S))
     assert (reply.status, reply.code) == (503, "no_backend")
+    assert exchange.delivery.waited_s >= first_start.LONGEST_S
     assert relay.in_flight() == [0, 0, 0, 0]
 
 

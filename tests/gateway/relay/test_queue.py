@@ -143,6 +143,17 @@ def test_the_longest_wait_ends_with_an_error() -> None:
     assert "retry-after" in reply.headers
 
 
+def test_an_overdue_request_that_the_end_of_another_lets_go_is_served() -> None:
+    relay = queued("a")
+    replies = [ask(relay, label)[1] for label in "123"]
+    queue = relay.context.queues["m"]
+    queue.bounds = bounded(2, 10, 1 << 20)
+    queue.end_overdue(later(31.0))
+    assert [reply.status for reply in replies] == [0, 503, 0]
+    drain(relay)
+    assert (replies[2].status, users(relay), relay.in_flight()) == (200, "13", [0] * 4)
+
+
 def test_requests_wait_for_the_only_backend_to_come_back() -> None:
     relay = queued("a")
     relay.pool.report(relay.backends["a"], Unreachable("refused"))
@@ -274,8 +285,9 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     relay.model.observe = outcomes.append
     ask(relay, "-")
     exchange, _ = ask(relay, "1")
+    assert exchange.place is not None
     exchange.delivery.arrived_s -= 100.0
-    relay.context.queues["m"]._clock = lambda: later(100.0)
+    exchange.place.since_s -= 100.0
     relay.answer("a")
     relay.begin_stream("a", FIRST)
     relay.receiver("a").on_end()

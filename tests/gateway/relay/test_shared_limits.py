@@ -238,3 +238,45 @@ def test_limits_that_change_apply_to_what_peers_have_used_too() -> None:
     pair.here.update([Client("k", id="k")], None)
     pair.clock.now_s += PERIOD_S
     assert pair.here.report() == {}, "a key without limits is not reported"
+
+
+def test_a_key_that_gets_a_limit_is_charged_only_what_it_uses_from_then_on() -> None:
+    clock, free, client = Clock(), Client("a"), Client("a", requests_per_minute=10)
+    one, two = Limits(clock=clock), Limits(clock=clock)
+    exchanged = one, two
+    for limits in exchanged:
+        for _ in range(1000):
+            limits.enter(free)
+            limits.leave(free, 0)
+        limits.update([client], None)
+        limits.divide(1)
+    assert admits(two, client)
+    for reader, writer in (exchanged, exchanged[::-1]):
+        for use in writer.report().values():
+            reader.hear("peer", client, use, is_new=False)
+    assert admits(one, client)
+
+
+def test_a_limit_that_comes_back_takes_no_account_of_peers_that_have_left_meanwhile() -> None:
+    clock, client = Clock(), Client("a", max_in_flight=1)
+    one, two = Limits(clock=clock), Limits(clock=clock)
+    two.enter(client)
+    one.hear("two", client, two.report()[client.id], is_new=True)
+    one.divide(1)
+    assert not admits(one, client)
+    one.update([Client("a")], None)
+    one.forget("two")
+    one.divide(0)
+    one.update([client], None)
+    assert admits(one, client)
+
+
+def test_a_key_that_is_gone_is_forgotten_although_a_peer_had_its_last_place() -> None:
+    client = Client("a", max_in_flight=1)
+    one, two = Limits(), Limits()
+    two.enter(client)
+    one.hear("two", client, two.report()[client.id], is_new=True)
+    one.divide(1)
+    one.update([Client("a")], None)
+    one.update([], None)
+    assert not one._accounts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
 from gateway.service.change import Handover, prepare
 from gateway.service.replicas import plan
+from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.replica import STEPS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer, start_gateway
 from tests.support.silence import silence
@@ -119,6 +121,33 @@ async def test_what_a_replica_is_meant_for_changes_and_it_stays(running: Running
     assert running.backend("a") is before
     assert before.flags == ("--max-num-seqs", "64")
     assert await names(running) == {"b"}
+
+
+async def test_a_reload_brings_no_further_retries(running: Running) -> None:
+    now_s = time.monotonic()
+    budget = running.gateway.models[MODEL].retry_budget
+    while budget.has_one(now_s):
+        budget.take()
+    await change(running, timeouts={"idle_s": 30.0})
+    assert not running.gateway.models[MODEL].retry_budget.has_one(now_s)
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "learned"])
+async def test_what_was_found_of_requests_that_fail_is_kept(gateway_of: Start, policy: str) -> None:
+    async with gateway_of(policy={"name": policy}) as running:
+        before = running.gateway.models[MODEL]
+        request = RequestFeatures(MODEL, Endpoint.CHAT, shape=("tools",))
+        for number in range(200):
+            for name in "ab":
+                problem = "failed" if name == "b" and number % 3 == 0 else ""
+                before.troubles.observe(request, running.backend(name), problem, 1.0)
+        assert before.troubles.refresh()
+        found = [each.name for each in before.troubles.found]
+        assert found
+        await change(running, timeouts={"idle_s": 30.0})
+        after = running.gateway.models[MODEL]
+        assert after is not before
+        assert [each.name for each in after.troubles.found] == found
 
 
 @pytest.mark.slow

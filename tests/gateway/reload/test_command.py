@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.pool_file import CHAT, write_pool
@@ -75,6 +76,19 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
         until(lambda: 'gateway_reloads_total{cause="signal",outcome="invalid"} 1.0' in command.get("/metrics").text)
         until(lambda: 'backend="a"' not in command.get("/metrics").text, what="the series of the one that has left end")
         assert command.end() == 0
+
+
+@pytest.mark.slow
+def test_an_admin_key_that_was_removed_opens_nothing_more(pool: Pool, tmp_path: Path) -> None:
+    pool.write("a")
+    with gateway_command(pool.path, tmp_path, env={"GATEWAY_ADMIN_KEY": ""}) as command:
+        until_ready(command)
+        assert command.get("/admin/pool", headers=command.admin).status_code == 200
+        without = {name: each for name, each in yaml.safe_load(pool.path.read_text()).items() if name != "admin"}
+        pool.path.write_text(yaml.safe_dump(without))
+        command.process.send_signal(signal.SIGHUP)
+        until(lambda: command.get("/admin/pool", headers=command.admin).status_code == 401)
+        assert ADMIN_KEY not in command.printed()
 
 
 @pytest.mark.slow

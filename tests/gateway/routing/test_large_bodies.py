@@ -124,6 +124,22 @@ async def test_short_steps_take_a_turn_each_without_a_pause() -> None:
         await eventually(lambda: not turns._waiting)
 
 
+async def test_a_step_that_raises_takes_the_turn_of_nobody_else() -> None:
+    turns, taken = Turns(), list[str]()
+
+    def steps(name: str) -> Iterator[None]:
+        taken.append(name)
+        if name == "a":
+            raise RuntimeError
+        yield
+
+    for name in ("a", "a", "b"):
+        turns.add(name, steps(name))
+    await eventually(lambda: taken == ["a", "b", "a"])
+    turns.add("c", steps("c"))
+    await eventually(lambda: taken[3:] == ["c"])
+
+
 async def test_a_client_that_leaves_before_its_turn_frees_its_place(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

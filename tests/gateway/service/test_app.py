@@ -167,3 +167,15 @@ async def test_what_fastapi_refuses_has_the_shape_of_openai(
         headers["content-type"] = "application/json"
         answered = await running.client.post("/admin/drain", content='{"backend": a}', headers=headers)
         assert answered.json()["error"]["message"].startswith("body: no JSON, from character ")
+
+
+async def test_a_base_url_without_v1_or_with_two_is_told_the_path_that_was_meant(gateway_of: Start) -> None:
+    async with gateway_of() as running:
+        for path, meant in (
+            ("/chat/completions", " Did you mean /v1/chat/completions?"),
+            ("/v1/v1/chat/completions", " Did you mean /v1/chat/completions?"),
+            ("/v1/sleep", ""),
+        ):
+            answer = await running.client.post(path, json={})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"].endswith(f"so it is not relayed.{meant}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import ModelSettings
+from gateway.service.change import prepare
 from gateway.service.default_temperature import assumed_temperature, known_temperature
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.upstream import Wire
@@ -43,6 +44,9 @@ async def test_a_replica_elsewhere_is_asked_once_it_is_up_and_after_each_restart
 
     async with start_gateway({"a": "baseline"}, default_temperature=None, behaviour=answer) as running:
         await eventually(lambda: running.gateway.models[MODEL].default_temperature == 0.35)
+        change = await prepare(running.gateway, running.gateway.settings, [*running.gateway.pool], b"")
         temperature = 0.6
         running.upstreams["a"].max_model_len = 4096
+        await eventually(lambda: running.gateway.models[MODEL].default_temperature == 0.6)
+        change.commit()  # of a reload that began before
         await eventually(lambda: running.gateway.models[MODEL].default_temperature == 0.6)

@@ -162,6 +162,25 @@ async def test_workers_outlive_the_removal_of_their_folders(tmp_path: Path, monk
         await eventually(lambda: parent._workers[0].said is not None, what="a worker starts again")
 
 
+@pytest.mark.slow
+async def test_workers_take_no_folder_that_another_user_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    async with two_workers(run, monkeypatch) as (_, started):
+        await started.wait()
+        monkeypatch.setattr(background, "_logged", background.Seldom())
+        run.rename(tmp_path / "removed")
+        for folder in (run, run / "peers"):
+            folder.mkdir()
+            folder.chmod(0o777)
+        await eventually(lambda: "another user made it or may write there; remove it" in caplog.text)
+        assert [*run.iterdir()] == [run / "peers"]
+        assert [*(run / "peers").iterdir()] == []
+        run.rename(tmp_path / "other")
+        await eventually(lambda: len([*(run / "peers").glob("*")]) == 2, what="both report again")
+
+
 async def unwanted(**_: object) -> list[str]:
     raise AssertionError("nobody asks for a reload")
 

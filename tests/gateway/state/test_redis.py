@@ -53,6 +53,17 @@ def test_evicted_keys_are_written_again(redis: RedisServer, member: Member, evic
     assert member.buckets() == other.buckets() == late.buckets() == {("k",): (2.0, 11.0)}
 
 
+def test_a_clock_that_is_wrong_is_told_once(
+    member: Member, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = time.time()
+    for behind_s in (0.0, 86400.0, 86400.0):
+        monkeypatch.setattr(time, "time", lambda behind_s=behind_s: now_s - behind_s)
+        member.store.stamps()
+    (line,) = caplog.messages
+    assert "s behind that of redis://" in line
+
+
 def test_a_gateway_whose_clock_is_ahead_drops_nothing_of_others(
     redis: RedisServer, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:

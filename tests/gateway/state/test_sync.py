@@ -184,3 +184,23 @@ async def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path: Path, ca
         (tmp_path / "file").unlink()
         await eventually(lambda: gateway.is_connected)
     assert caplog.text.count("unwritable") == 1
+
+
+async def test_another_kind_of_failure_is_logged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(tmp_path / "state.sqlite")
+    kinds = [*["unreachable"] * 3, *["refused"] * 3]  # Redis is back, with another password
+
+    def fail() -> dict[str, str]:
+        raise StateError(kinds.pop(0) if kinds else "refused", "why")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "stamps", fail)
+        gateway = Gateway(store, Clock())
+        async with running(gateway):
+            await eventually(lambda: not kinds)
+            broken.undo()
+            await eventually(lambda: gateway.is_connected)
+    lines = [line for line in caplog.messages if "until the store is back" in line]
+    assert [line.partition(":")[0] for line in lines] == ["unreachable", "refused"]

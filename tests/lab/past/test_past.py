@@ -185,6 +185,15 @@ def test_a_plan_goes_by_what_was_recorded_of_the_present_pool(hidden: str, confi
 
 
 @pytest.mark.slow
+def test_k_by_load_goes_by_step_times_fitted_to_records(hidden: str, config: Path, tmp_path: Path) -> None:
+    trace, out = tmp_path / "t.jsonl", tmp_path / "k.yaml"
+    write_trace(trace, recorded(hidden, 300, 6.0))
+    code, _, error = run("tune", trace, "--config", config, "--out", out, "--schedule")
+    assert code == 0, error
+    assert list(yaml.safe_load(out.read_text())["backends"]) == ["head"]
+
+
+@pytest.mark.slow
 def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, config: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     known = recorded(hidden, 300, 6.0)
@@ -192,11 +201,21 @@ def test_replicas_of_which_nothing_is_known_need_a_calibration(hidden: str, conf
     error = refused("replay", trace, "--config", config)
     assert "--calibration: the trace has no times of plain, lookup, head" in error
     assert run("replay", trace, "--config", config, "--calibration", LIKE)[0] == 0
-    # A replica that has served nothing has what the others show.
-    write_trace(trace, [one for one in known if one.backend != "lookup"])
+    write_trace(trace, known[:5])
+    error = refused("replay", trace, "--config", config)
+    assert "--calibration: the trace has times of only 5 requests of plain, lookup, head" in error
+    write_trace(trace, known[:20])
+    assert "not known: the trace has too few times of these replicas." in run("replay", trace, "--config", config)[1]
+    # A replica that has served nothing has what the others show, and it is said that nothing of it was compared.
+    write_trace(trace, [one for one in known if one.backend == "plain"])
     code, printed, _ = run("replay", trace, "--config", config)
     assert code == 0
-    assert "lookup: fitted to half of" in printed.splitlines()[0]
+    count = sum(one.backend == "plain" for one in known)
+    assert printed.startswith(
+        f"Step times of plain, lookup, head: fitted to half of {count} recorded requests of plain, "
+    )
+    assert "eagle3 were not measured here: they are llama-3.1-8b-h100's." in printed
+    assert " For lookup, head it is not known: the trace has too few of their times." in printed
 
 
 def test_acceptance_is_as_recorded_where_a_request_did_not_go() -> None:

@@ -227,6 +227,17 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
     assert served == pytest.approx(4 / 8), "unserved requests miss the SLO"
 
 
+def test_of_mixes_that_keep_the_slo_equally_often_the_fastest_is_planned() -> None:
+    objective = PlanObjective({"e2e": 10.0})
+    slow: Mix = (0, 0)
+    mixed: Mix = (0, 3)
+    fast: Mix = (3, 3)
+    played = {mix: [_played(np.full(20, e2e_s))] * 4 for mix, e2e_s in {slow: 3.0, mixed: 2.0, fast: 1.0}.items()}
+    assert choose(Found((mixed, slow, fast), 3), played, objective) == fast
+    assert [one.mix for one in judged(fast, played, objective)] == [fast, mixed, slow]
+    assert [one.worse_in for one in judged(fast, played, objective)] == [0.0, 0.0, 0.0]
+
+
 def test_without_a_usable_kind_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="no kind of replica fits"):
         find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], PlanObjective())

@@ -78,6 +78,14 @@ def test_requests_that_are_not_inference_are_left_out() -> None:
         assert table.assumed[0] == "2 requests of the trace generate no text and are left out."
 
 
+def test_a_trace_without_an_answer_is_refused() -> None:
+    failed = TraceRecord(prompt_tokens=9, output_tokens=0, status=502, error="refused")
+    with pytest.raises(ValueError, match="every request of the trace failed"), request_table([failed, failed], 0.7):
+        pass
+    with request_table([failed, replace(failed, status=None, error="cancelled")], 0.7) as table:
+        assert len(table) == 2
+
+
 def test_what_the_trace_does_not_say_is_said() -> None:
     known = TraceRecord(workload="code", temperature=0.0, output_token_ids=[1], output_tokens=1, acceptance={"a": 2.0})
     with request_table([known, TraceRecord(output_tokens=5, temperature=0.0)], 0.7) as table:

@@ -93,6 +93,13 @@ def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     assert document["prefix_reuse"] == pytest.approx(0.5, abs=0.02)
 
 
+def test_the_times_of_errors_are_not_those_of_answers(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    answers = [TraceRecord(prompt_tokens=1, status=200, e2e_s=2.0), TraceRecord(prompt_tokens=1, e2e_s=4.0)]
+    write_trace(path, [*answers, TraceRecord(prompt_tokens=1, status=404, error="client_error", e2e_s=0.001)])
+    assert re.search(r"E2E, s +2 +3 +3 ", run("show", path)[0])
+
+
 def test_show_reports_broken_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"prompt_tokens": 1}\n' + "broken\n" * 15)

@@ -9,6 +9,9 @@ from random import Random
 import pytest
 import yaml
 
+from backends.speculation import SCHEDULE_KEY, Method
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from lab.tune import schedule
@@ -61,6 +64,17 @@ def test_one_k_that_is_best_at_every_batch_size_is_said_to_be_one(
     pool.write_text(POOL)
     _, document = figures("tune", tmp_path, trace, "--config", pool, "--out", out, "--schedule")
     assert "k 1 at every batch size at 1" in document["replicas"]["head"]
+
+
+def test_the_drafting_as_it_is_keeps_its_schedule() -> None:
+    config = {"num_speculative_tokens": 3, SCHEDULE_KEY: [[1, 8, 3], [9, 256, 1]]}
+    spec = ReplicaSpec("head", Method.EAGLE3, config, "llama-3.1-8b-h100")
+    with request_table(
+        [TraceRecord(arrived_at=n / 10, prompt_tokens=400, output_tokens=60) for n in range(4)], 0
+    ) as table:
+        found = schedule.ways(spec, table[:])
+    assert found["k as it is"] == spec
+    assert not [name for name, one in found.items() if name.startswith("adaptive") and SCHEDULE_KEY in one.config]
 
 
 def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, permutations
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -144,6 +146,18 @@ def test_settings_that_rotate_have_every_group_in_turn() -> None:
         for group in (0, 1):
             assert {plan.arm_of(group, number) for number in range(start, start + 3)} == {"0", "1", "3"}
         assert all(plan.arm_of(0, number) != plan.arm_of(1, number) for number in range(start, start + 3))
+
+
+@pytest.mark.parametrize("arms", [*permutations("0135")])
+def test_all_arms_are_ordered_whatever_their_order_was(monkeypatch: pytest.MonkeyPatch, arms: tuple[str, ...]) -> None:
+    evidence = Evidence(replace(PLAN, arms=arms), Statistics([BLOCKS], lambda: START_S))
+
+    def fit(first: str, second: str) -> Any:
+        ratio = (1.0 + int(second)) / (1.0 + int(first))  # the deeper, the faster
+        return SimpleNamespace(overall=lambda _: SimpleNamespace(ratio=ratio))
+
+    monkeypatch.setattr(evidence, "fit", fit)
+    assert best_first(evidence) == [*"5310"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -16,6 +17,7 @@ from backends.speculation import Method
 from policies.build import predicted_s
 from policies.checks import check_policy
 from policies.decision import Decision
+from policies.learned import thresholds
 from policies.learned.policy import Learned
 from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
@@ -235,7 +237,9 @@ def test_the_table_can_be_read_as_rules() -> None:
     assert policy.choose(request("code"), pool.backends).backend == "suffix"
     assert policy.choose(request("chat"), pool.backends).backend == "eagle3"
     assert rules.settings.rules[-1].when.conditions() == {}
-    assert "% of the requests" in rules.text
+    assert len(rules.settings.rules) > 1
+    shares = re.findall(r"# (\d+)% of the requests", rules.text)
+    assert sum(map(int, shares)) == pytest.approx(100, abs=len(shares))
     shown = in_words(pool.policy.known, pool.backends)
     assert any(line.startswith("code, temperature below 0.05") and ": suffix," in line for line in shown)
 
@@ -260,6 +264,14 @@ def test_the_rules_are_few_of_however_many_kinds() -> None:
         pool.teach(asked, 2, suffix=rng.uniform(1.0, 4.0), ngram=rng.uniform(1.0, 3.0), eagle3=rng.uniform(1.0, 3.0))
     assert len(kinds_of(pool.policy.known, pool.backends)) > 35
     assert len(rules_of(pool.policy.known, pool.backends).settings.rules) <= 2 * MOST_RULES + 1
+
+
+def test_a_kind_that_no_rule_was_made_of_counts_as_one_of_the_last_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "_MOST_KINDS", 1)
+    pool = taught()
+    pool.teach(request("code", temperature=1.0, overlap=0.9, prompt_tokens=20_000), 1, suffix=2.0)
+    shares = re.findall(r"# (\d+)% of the requests", rules_of(pool.policy.known, pool.backends).text)
+    assert sum(map(int, shares)) == pytest.approx(100, abs=len(shares))
 
 
 @pytest.mark.parametrize("workload", ["default", "spilled", "1", "no"])

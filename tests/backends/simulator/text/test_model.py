@@ -89,6 +89,8 @@ def test_answers_respect_their_limits(model: TargetModel) -> None:
     whole = ask(model, "Hello there", limit=5000)
     assert whole.stopped
     assert whole.ids[-1] == END_OF_TURN
-    endless = ask(model, "Hello there", limit=1500, endless=True)
+    endless = ask(model, "Hello there", limit=1500, least=1500)
     assert len(endless.ids) == 1500
     assert END_OF_TURN not in endless.ids
+    long = ask(model, "Hello there", limit=1501, least=1500)
+    assert long.ids == [*endless.ids, END_OF_TURN]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.samples import Sample
 
 from backends.backend import Backend
 from backends.engine_metrics import EngineMetrics
@@ -28,6 +29,15 @@ async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> N
         assert "1. b: its KV cache is too small" in result.stdout
         assert "Steps that were not measured here are by a calibration: llama-3.1-8b-h100 is" in result.stdout
         assert "20% of the time (95%: 10% to 30%)" in result.stdout
+
+
+def test_requests_of_a_backend_count_under_each_method_that_it_has_had() -> None:
+    labels = {"model": MODEL, "backend": "a", "le": "2048.0"}
+    samples = [
+        Sample("gateway_context_tokens_bucket", labels | {"method": method}, count)
+        for method, count in (("ngram", 3.0), ("suffix", 2.0))
+    ]
+    assert room.contexts_of(samples) == {(MODEL, "a"): {2048.0: 5.0}}
 
 
 @pytest.mark.parametrize(

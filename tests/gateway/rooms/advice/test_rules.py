@@ -109,7 +109,8 @@ def test_where_nothing_is_certain_the_comparison_that_is_worth_most_is_named() -
     model = serving(PLAIN_ONE, tree, easy=2.4, hard=1.6)
     (finding,) = advise(model)
     assert finding.rule == "experiment"
-    assert finding.change == "gateway compare start --a baseline --b suffix --for 1h"
+    assert finding.change == "gateway compare start --model m --a baseline --b suffix --for 1h"
+    assert re.match(r"[+-]\d+% time expected \(95%: -\d+% to \+\d+%\), by step times of both", finding.evidence)
     assert finding.worth.endswith("the answers of both take at most 0.0% longer"), "both get half of them already"
     kinds = [replace(kind, sent={"plain": 0.25, "tree": 0.75}) for kind in model.kinds]
     (uneven,) = advise(replace(model, kinds=tuple(kinds)))

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,26 @@ async def test_a_run_waits_while_its_place_is_full(
 
 
 @pytest.mark.slow
+async def test_a_batch_that_failed_its_checks_stays_so_if_its_end_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refused = Storage.write, list[str]()
+
+    def fails_once(self: Storage, path: str, *of: Any) -> None:
+        if "/batches/" in path and not refused:
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(self, path, *of)
+
+    monkeypatch.setattr(Storage, "write", fails_once)
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(line("a"), line("b", stream=True)))).id, "failed")
+        assert [each.line for each in batch.errors.data] == [2]
+        assert refused
+        assert not seen_of(running)
+
+
+@pytest.mark.slow
 async def test_a_batch_that_a_folder_does_not_list_for_a_moment_keeps_its_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +359,30 @@ async def test_a_list_goes_on_after_what_was_deleted_meanwhile(tmp_path: Path) -
         assert [each.id for each in descending.data] == [ids[1], ids[0]]
         ascending = await client.files.list(after=ids[2], order="asc")
         assert [each.id for each in ascending.data] == ids[3:]
+
+
+@pytest.mark.slow
+async def test_a_file_is_read_no_further_for_a_client_that_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, content = Counter[str](), Storage.content
+
+    def counted(self: Storage, path: str) -> Iterator[bytes]:
+        parts["opened"] += 1
+        try:
+            for part in content(self, path):
+                parts["read"] += 1
+                yield part
+        finally:
+            parts["closed"] += 1
+
+    monkeypatch.setattr(Storage, "content", counted)
+    async with batches(tmp_path) as running, client_of(running) as client:
+        file = await client.files.create(file=("a", b"x" * (30 << 20)), purpose="batch")
+        async with running.client.stream("GET", f"/v1/files/{file.id}/content") as answer:
+            assert answer.status_code == 200
+        await running.until(lambda: parts["closed"])
+        assert parts["read"] < 30
 
 
 @pytest.mark.slow

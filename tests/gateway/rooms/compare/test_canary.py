@@ -165,6 +165,7 @@ EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "state": "up", "in_fl
 
 def test_with_the_same_method_and_depth_the_config_tells_one_head_from_the_other() -> None:
     members = {name: EAGLE3 | {"speculative_config": ONE} for name in "ab"}
+    members["a"]["state"] = "recovering"  # it serves
     one, other = ((("eagle3", 3), command_line._rest(config)) for config in (ONE, OTHER))
     assert command_line._alike("b", members, other) == ["a"]
     with pytest.raises(UsageError, match="b serves so already: eagle3 with 3 tokens"):
@@ -206,6 +207,35 @@ def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest
     assert result.exit_code == 1, result.output
     assert told[:2] == [("/admin/drain", "up"), ("/admin/compare/start", "draining")]
     assert seen[-3:] == ["down", "down", "draining"], "it is back"
+
+
+def test_a_replica_whose_engine_does_not_come_back_is_drained_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = EAGLE3 | {"speculative_config": {}, "process": "ready", "simulated": False}
+    told: list[str] = []
+
+    def started(_: Admin, __: dict[str, str], config: dict[str, Any] | None) -> None:
+        if config is None:
+            raise typer.Exit(1)
+
+    def get(_: Admin, path: str) -> dict[str, Any]:
+        return {"models": {} if path == "/admin/compare" else {MODEL: {"backends": {"a": each, "b": each}}}}
+
+    monkeypatch.setattr(Admin, "get", get)
+    monkeypatch.setattr(Admin, "post", lambda _, path, **__: told.append(path))
+    monkeypatch.setattr(command_line, "_started", started)
+    monkeypatch.setattr(command_line, "_ended", lambda *_: None)
+    result = CliRunner().invoke(app, ["canary", "--replica", "b", "--with", json.dumps(OTHER)])
+    assert result.exit_code == 1, result.output
+    assert told[-2:] == ["/admin/drain", "/admin/resume"]
+
+
+def test_a_model_that_a_reload_removes_ends_a_canary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Admin, "get", lambda *_: {"models": {}})
+    with pytest.raises(typer.Exit):
+        command_line._drained(Admin("", ""), MODEL, "a")
+    assert capsys.readouterr().err == f"{MODEL} is no longer in the pool file\n"
 
 
 def test_a_pod_that_comes_in_place_of_the_replica_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

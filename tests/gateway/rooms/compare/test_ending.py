@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.speculation import Method
 from gateway.rooms.compare import room
+from gateway.rooms.compare.definition import Definition
 from gateway.rooms.compare.running import Running as Comparison
+from gateway.state.documents import Document
 from policies.balancing.least_loaded import LeastLoaded
+from policies.experiment.verdict import Stage, Verdict
 from tests.gateway.conftest import MODEL, Running
 from tests.gateway.rooms.compare.support import (
     begin,
@@ -83,6 +87,45 @@ async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
     teach(own, baseline=0.01, eagle3=0.008)
     await gateway.until(lambda: not comparing.comparisons[MODEL].is_running)
     del gateway.gateway.models["broken"]
+
+
+@pytest.mark.parametrize("removed", ["gone", MODEL])
+async def test_of_a_model_that_a_reload_removed_nothing_is_shown(gateway: Running, removed: str) -> None:
+    own, models = await begin(gateway), gateway.gateway.models
+    room_of(gateway).comparisons["gone"] = own
+    gateway.gateway.models = {name: model for name, model in models.items() if name != removed}
+    shown = await gateway.admin("compare")
+    gateway.gateway.models = models
+    assert [*shown["models"]] == [name for name in (MODEL,) if name != removed]
+
+
+async def test_a_verdict_ends_no_other_comparison(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparing, own = room_of(gateway), await begin(gateway)
+    other, decided = Comparison(own.definition, own._statistics), replace(own.judge(0.0), stage=Stage.DECIDED)
+
+    def judge(_: float) -> Verdict:
+        comparing.comparisons[MODEL] = other  # begun meanwhile
+        return decided
+
+    monkeypatch.setattr(own, "judge", judge)
+    await comparing._judge_one(MODEL, own)
+    assert comparing.comparisons[MODEL] is other
+    assert other.is_running
+
+
+async def test_what_another_gateway_has_written_since_stays(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = gateway.gateway.state.documents
+    put = documents.put
+
+    async def put_and_read(name: str, text: str, *, after: int) -> Document:
+        written = await put(name, text, after=after)
+        ended = Definition.model_validate_json(text).model_copy(update={"ended_s": 1.0, "stage": Stage.STOPPED})
+        later = written._replace(version=written.version + 1, text=ended.model_dump_json())
+        documents.settle({name: (*documents.history(name), later)})
+        return written
+
+    monkeypatch.setattr(documents, "put", put_and_read)
+    assert not (await begin(gateway)).is_running
 
 
 @pytest.mark.slow

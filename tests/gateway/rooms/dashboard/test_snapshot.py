@@ -62,6 +62,14 @@ async def test_a_snapshot_is_made_once_for_all_who_ask(running: Running, monkeyp
     assert len({(await snapshot(running))["at_s"] for _ in range(3)}) == 1
 
 
+async def test_a_snapshot_that_cannot_be_made_is_made_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "SNAPSHOT_S", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(dashboard.Dashboard, "_document", lambda _: 1 / 0)
+        assert (await running.client.get(SNAPSHOT, headers=ADMIN)).status_code == 500
+    assert (await running.admin("dashboard/snapshot"))["models"]
+
+
 @pytest.mark.slow
 async def test_exchanges_are_followed_only_while_somebody_asks(
     running: Running, monkeypatch: pytest.MonkeyPatch

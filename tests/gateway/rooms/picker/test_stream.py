@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import STOPPING
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
+from gateway.rooms.picker.server import bounded
 from tests.gateway.rooms.picker.played_proxy import (
     ANSWER,
     BODY,
@@ -98,6 +103,25 @@ async def test_a_path_of_the_gateway_that_cannot_be_answered_leaves_no_proxy_wai
     (answer,) = stream.wire.sent
     assert answer.immediate_response.status.code == 500
     assert json.loads(answer.immediate_response.body)["error"]["code"] == "gateway_failed"
+
+
+async def test_an_answer_of_the_gateway_that_is_too_large_is_not_held(tmp_path: Path) -> None:
+    parts, chunk = Counter[str](), b"x" * (1 << 20)
+
+    async def read() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            parts["read"] += 1
+            yield chunk
+
+    app = FastAPI()
+    app.add_route("/v1/files/a/content", lambda _: StreamingResponse(read()))
+    proxy = PlayedProxy({"batches": {"folder": str(tmp_path)}})
+    proxy.picking.own = httpx.AsyncClient(transport=httpx.ASGITransport(bounded(app)), base_url="http://gateway")
+    stream = proxy.stream()
+    stream.request(path="/v1/files/a/content", method="GET", is_last=True)
+    await eventually(lambda: stream.wire.has_ended)
+    assert stream.error == (413, "answer_too_large")
+    assert parts["read"] == 65
 
 
 async def test_a_path_of_the_gateway_gets_the_body_of_its_request(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import time
@@ -198,6 +200,18 @@ def test_queued_texts_are_limited(tmp_path: Path) -> None:
     assert recorder.dropped == 2
 
 
+def test_of_a_long_stream_the_first_times_are_kept_and_count(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, queue_mib=0.1))
+    for number in range(4):
+        notes, ended = finished(recorder, number)
+        for _ in range(10_000):
+            notes.on_chunk(b"", 11.0)
+        recorder.add(notes, ended)
+    assert recorder.dropped == 2
+    recorder.start()
+    assert [len(record.itl or ()) for record in recorded(recorder)] == [8192, 8192]
+
+
 def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
     recorder = Recorder(settings(tmp_path, sample=0.25))
     routed = routed_chat()
@@ -344,6 +358,19 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_old_files_are_removed_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    clock = iter(range(10**9, 10**9 + 99))
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=1e-9), lambda: next(clock))
+    for _ in range(3):
+        files.write(b'{"prompt_tokens": 1}\n' * 100)
+        assert len(list(tmp_path.iterdir())) == 1, "but for the one that is written"
+    files.close()
 
 
 def test_files_age_while_nothing_is_written_and_whatever_the_clock_does(tmp_path: Path) -> None:

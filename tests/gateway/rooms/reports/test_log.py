@@ -18,10 +18,11 @@ from gateway.config.settings import TelemetrySettings
 from gateway.reload.differences import needs_restart
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.room import Outlet, ReportsRoom
-from gateway.rooms.reports.trail import Trail
+from gateway.rooms.reports.trail import TraceParent, Trail, read_traceparent
 from gateway.service.run import _show
 from gateway.telemetry.log_format import JsonLogFormat, LogFormat
 from gateway.telemetry.log_handler import MOST_WAITING_BYTES, LogHandler
+from policies.policy import Decision
 from tests.gateway.conftest import MODEL
 from tests.gateway.reload.test_differences import pool as pool_with
 from tests.support.command import Command, gateway_command, until
@@ -125,7 +126,7 @@ def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
 def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.access")
     broken, good = (Trail(lambda _: None, each, "GET", "/", b"", None, None) for each in (b"broken", b"good"))
-    broken.ended_s = None  # type: ignore[assignment]
+    broken.legs.append(None)  # type: ignore[arg-type]
     good.arrived_s, good.ended_s = 1.0, 2.0
     assert not AccessLog().write([broken, good])
     assert [
@@ -141,6 +142,16 @@ def test_what_has_come_before_it_is_stopped_is_passed_on(caplog: pytest.LogCaptu
     outlet._awake.set()
     outlet._run()
     assert caplog.messages == ["GET / 0"]
+
+
+def test_what_waits_to_be_reported_holds_no_headers() -> None:
+    put: list[Trail] = []
+    line = TraceParent(1, 2, is_sampled=True).line
+    trail = Trail(put.append, b"", "GET", "/", line, read_traceparent(line), TraceParent(1, 3, is_sampled=True))
+    trail.on_send(Decision("a", "round_robin", ""), ())
+    assert trail.lines.endswith(b"-01\r\n")
+    trail.refuse("", 503, "", 0.0)
+    assert [each.lines + each._received for each in put] == [b""]
 
 
 def test_other_settings_need_a_restart_and_headers_are_not_shown() -> None:

@@ -11,6 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
 from benchmarks.metrics_page import total
+from gateway.config.settings.server import ServerSettings
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.gateway.reload.test_change import change
 from tests.gateway.rooms.rescue.test_streams import SCRIPT, engine
@@ -174,6 +175,16 @@ async def test_other_paths_have_spans_of_http_alone_also_after_a_reload() -> Non
     assert (server.name, client.name) == ("GET", "GET")
     assert plain(server.attributes)["url.path"] == "/version"
     assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_span_has_the_scheme_of_the_gateway(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.setattr(ServerSettings, "scheme", scheme)
+    async with exporting({"a": "baseline"}) as (running, received):
+        assert (await running.chat(headers=traced())).status_code == 200
+        server, _ = await spans_of(received, TRACE, 2)
+    assert plain(server.attributes)["url.scheme"] == scheme
 
 
 @pytest.mark.slow

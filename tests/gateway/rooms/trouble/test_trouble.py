@@ -6,15 +6,19 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.backend import EngineChange
+from gateway.rooms.trouble import room as room_module
 from gateway.rooms.trouble.answer import is_engines_own
+from gateway.rooms.trouble.room import TroubleRoom
 from policies.features.request import Endpoint, RequestFeatures
-from policies.trouble.troubles import TROUBLE
+from policies.trouble.troubles import TROUBLE, TroubleFinding
 from tests.gateway.conftest import MODEL, Running, bearer, start_gateway
 from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream
 from tests.support.upstream import Behaviour, Wire, answer, hang
@@ -120,6 +124,30 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         await running.until(lambda: any("no longer: eagle3:3" in each for each in caplog.messages))
         assert troubles.found == ()
         assert await running.counted("gateway_trouble_share", **labels) == 0.0
+
+
+async def test_a_model_that_cannot_be_searched_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_gateway(POOL) as running:
+        (found,) = [each for each in running.gateway.rooms if isinstance(each, TroubleRoom)]
+        model, searched = running.gateway.models[MODEL], Counter[str]()
+        broken = SimpleNamespace(troubles=SimpleNamespace(found=(), refresh=lambda: 1 / 0))
+        monkeypatch.setattr(model.troubles, "refresh", lambda: searched.update([MODEL]))
+        monkeypatch.setattr(found, "gateway", SimpleNamespace(models={"broken": broken, MODEL: model}))
+        await running.until(lambda: searched[MODEL] > 1)
+
+
+async def test_findings_that_come_and_go_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with start_gateway(POOL, {"name": "least_loaded"}) as running:
+        (room,) = [each for each in running.gateway.rooms if isinstance(each, TroubleRoom)]
+        troubles = running.gateway.models[MODEL].troubles
+        finding = TroubleFinding("eagle3:3", "", ("tools",), "failed", 5.0, 10.0, 1.0)
+        for number in range(20):
+            troubles.found = replace(finding, client=f"key-{number}"), replace(finding, client=f"key-{number + 1}")
+            room.tick()
+    lines = [record.message for record in caplog.records if record.name == room_module.__name__]
+    assert len(lines) == 8
+    assert ["further ones" in line for line in lines] == [False] * 7 + [True]
 
 
 KEYS = [{"name": name, "key": f"sk-{name}", "may_override": True} for name in ("hostile", "other")]
