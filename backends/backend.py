@@ -40,7 +40,7 @@ class EngineLoad:
         Requests that this gateway process did not send: those of its peers, about 0.1 s old, and any more that the
         engine reported.
     at_s
-        Time of the reading on the clock of `time.monotonic`; 0.0 means never.
+        Time of the reading on the clock of `time.monotonic`; 0.0 means never, infinity that it does not expire.
     kv_tokens
         Tokens that the KV cache holds; 0 if unknown.
     tokens_per_step

@@ -118,7 +118,9 @@ def run_calibrate(options: CalibrateOptions) -> int:
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    document["measured"] = {"engine": "`gateway calibrate`", "is_own": True, **measured}
+    least, most = min(loop.concurrency for loop in loops), max(loop.concurrency for loop in loops)
+    engine = f"`gateway calibrate` at {least} to {most} requests at once"
+    document["measured"] = {"engine": engine, "is_own": True, **measured}
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     write_file(options.out, (_HEAD.format(files=", ".join(options.measured), errors=errors) + text).encode())
     report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables])

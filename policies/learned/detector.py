@@ -247,11 +247,11 @@ class Detector(Generic[T]):
             return self._hold(watch, learned)
         counted = self._counts.get(kind)
         few, count = (0.0, 0.0) if counted is None else (counted.few, counted.all)
-        usual = min(_MOST_USUAL, (few + _PRIOR_FEW) / (count + _PRIOR_COUNT))
+        usual = (few + _PRIOR_FEW) / (count + _PRIOR_COUNT)
         is_few = share < FEW
         if not (is_few and watch.drafting.has_enough_of(source)):  # no evidence, and no sign of health
             watch.answers.append((kind, is_few))
-        if count < KNOWN:
+        if count < KNOWN or usual > _MOST_USUAL:
             self._count(watch, 0)
             return self._hold(watch, learned)
         ratio = math.log(_OF_FAULTY / usual) if is_few else math.log((1.0 - _OF_FAULTY) / (1.0 - usual))
@@ -357,6 +357,7 @@ _OF_FAULTY: Final = 0.85
 _PRIOR_FEW, _PRIOR_COUNT = 3.0, 20.0
 """Imaginary answers of each kind at the start."""
 _MOST_USUAL: Final = 0.7
+"""Usual share of such answers beyond which they are no evidence: a faulty replica would look much the same."""
 _SOON: Final = 24
 """Answers within which a fault is found."""
 _KEEP: Final = 0.999

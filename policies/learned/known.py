@@ -72,7 +72,8 @@ class Known:
             requests, waiting = candidate.in_flight, 0
             if load.at_s >= oldest_s:
                 requests += replica.others
-                waiting = min(replica.waiting, max(0, requests - load.running))  # some may have ended since
+                if replica.waiting > 1 + _QUEUE * load.running:
+                    waiting = max(0, requests - load.running)  # a full engine does not run more
             by_k: tuple[float, ...] = _PLAIN
             excess = 0.0
             if replica.k:
@@ -193,6 +194,8 @@ _ALL: Final = ((),)
 _APART: Final = 0.25
 """Weight of an answer in a replica's deviation from its arm: replicas of one arm rarely differ."""
 _NEW: Final = 0.01
+_QUEUE: Final = 0.25
+"""Waiting requests, relative to the running ones, beyond which they wait for more than the end of a step."""
 _MOST_EXCESS: Final = 3.0
 _MOST_LENGTH: Final = 9.0
 """Bounds on the means that other gateways may report, as logarithms."""

@@ -97,7 +97,7 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     assert mine.memory.utilization == 0.9  # with which `gateway plan` starts its replicas
     assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
     (premise,) = mine.premises([Method.EAGLE3])
-    assert "on 2x mine, measured with `gateway calibrate`; off by " in premise
+    assert "on 2x mine, measured with `gateway calibrate` at 1 to 32 requests at once; off by " in premise
     assert premise.endswith("figures held out.")
     assert mine.premises([Method.EAGLE, Method.NGRAM])[1].startswith("Drafting times and acceptance of eagle were not ")
     # What was counted is of code; text of other kinds, and methods that were not measured, are as there.

@@ -227,6 +227,12 @@ def test_no_policy_beats_the_oracle(gap_s: float) -> None:
         assert best <= replay(POOL, requests, policy(name)).e2e_s.mean()
 
 
+def test_a_policy_knows_the_engines_queues_however_long_the_machine_is_up() -> None:
+    pool = [replace(one, kv_blocks=100) for one in POOL]
+    times = [replay(pool, mixed(300, 0.02), policy("learned", stale_after_s=s)).e2e_s.mean() for s in (1e-9, 1e9)]
+    assert times[0] == times[1]
+
+
 def test_shared_prefixes_hit_the_cache() -> None:
     blocks = {"prefix_blocks": (7, 8, 9), "block_tokens": 512, "prompt_tokens": 1600, "output_tokens": 2}
     alike = [replay_request(record(**blocks), 10.0 * n, 0.0) for n in range(2)]

@@ -71,7 +71,7 @@ def test_a_drafter_that_fails_is_found_and_what_it_taught_is_dropped(share: floa
     assert observe(detector, 1.0, lesson=7) == [7]
 
 
-@pytest.mark.parametrize("few", [0.2, 0.5])
+@pytest.mark.parametrize("few", [0.2, 0.5, 0.9])
 def test_drafts_that_vary_much_accuse_nobody_once_that_is_known(few: float) -> None:
     detector, rng = Detector[int](), Random(2)
     for number in range(20_000):

@@ -74,6 +74,17 @@ def test_those_that_wait_in_an_engine_count_while_its_report_is_new_and_they_can
     assert costs == [costs[0]] * 3
 
 
+def test_requests_sent_to_a_full_engine_wait_too_and_one_that_just_arrived_is_no_queue() -> None:
+    pool, costs = Pool(), []
+    eagle3 = pool.backends[-1]
+    eagle3.in_flight = 68
+    for running, waiting in ((8, 60), (8, 20), (60, 8), (60, 0)):
+        eagle3.load = EngineLoad(running, waiting, at_s=math.inf)
+        costs.append(pool.costs(request())["eagle3"])
+    assert costs[0] == costs[1] > 2 * costs[2]
+    assert costs[2] == costs[3]
+
+
 def test_a_clock_that_is_set_back_changes_neither_waits_nor_the_loads_that_answers_met() -> None:
     costs, asked = [], request(prefix=(1,), prefix_tokens=(200,))
     for back_s in (0.0, 3600.0):
