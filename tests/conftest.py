@@ -14,10 +14,11 @@ settings.load_profile("project")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Redirects the state of all gateways, in this process and others, to a temporary folder."""
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Redirects the state of all gateways, and the temporary files of other processes, which some tests kill."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
         patch.delenv("STATE_DIRECTORY", raising=False)
         yield
 
