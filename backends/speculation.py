@@ -89,6 +89,8 @@ _NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
 
 SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"
+MIN_P_EPSILON: Final = 1e-5
+"""vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating engine accepts it."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
 BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]

@@ -88,4 +88,4 @@ class Plan:
 
 
 _TIE_PER_S: Final = 1e-7
-"""Share of requests within the SLO that a second of the mean time to finish outweighs: less than any one request."""
+"""Share of requests within the SLO that a second of the mean time to finish outweighs: one of ten million."""

@@ -88,7 +88,9 @@ def find_mixes(
         _climb(tried, kept, budget)
     ranked = tried.ranked()
     if math.isinf(tried.cost(ranked[0])):
-        raise ValueError("no mix tried serves all requests: those with min_p or logit_bias need a baseline")
+        raise ValueError(
+            "no mix tried serves all requests: those with min_p, logit_bias or logprob_token_ids need a baseline"
+        )
     alike = [mix for mix in ranked if len(set(mix)) == 1]
     mixed = next((mix for mix in ranked if len(set(mix)) > 1), None)
     of_method = {methods[mix[0]]: mix for mix in reversed(alike)}

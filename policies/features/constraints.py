@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from backends.speculation import MIN_P_EPSILON
 from policies.features.values import number
 
-MIN_P_EPSILON: Final = 1e-5
-"""vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
 FATAL: Final = ("logprob_token_ids", "label_token_ids")
 """Log-probabilities of given tokens: a speculating vLLM 0.32 answers 500, and `/generative_scoring` ends it."""
 EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors")

@@ -103,8 +103,6 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-MIN_P_EPSILON = 1e-5
-"""`_SAMPLING_EPS`: a `min_p` up to this counts as none."""
 _MOST_CHOICES = 16384
 """`VLLM_MAX_N_SEQUENCES`."""
 

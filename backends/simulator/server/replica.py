@@ -36,7 +36,6 @@ from backends.simulator.server.driver import Driver, Generation, Play
 from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages
 from backends.simulator.server.metrics import EngineCollector, Tallies, page
 from backends.simulator.server.protocol import (
-    MIN_P_EPSILON,
     WRONG_BODY,
     Body,
     ChatBody,
@@ -51,6 +50,7 @@ from backends.simulator.server.rendering import RenderedReply, Renderer
 from backends.simulator.server.responses import ResponsesStream, read_responses, responses_body
 from backends.simulator.server.settings import ReplicaSettings
 from backends.simulator.text.model import TargetModel
+from backends.speculation import MIN_P_EPSILON
 
 VERSION: Final = "0.32.0+simulated"
 

@@ -38,7 +38,7 @@ def start(
         str,
         typer.Option(help="Instead of --a and --b: depths of drafting, such as 0,1,3."),
     ] = "",
-    policies: Annotated[str, typer.Option(help="Instead of --a and --b: the present policy and another.")] = "",
+    policies: Annotated[str, typer.Option(help="Instead of --a and --b: the present policy and others.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="Longest duration: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="End it if they differ by less than this.")] = "2%",
     whole: Annotated[bool, typer.Option("--whole", help="Run for all of --for, to see quiet and busy hours.")] = False,

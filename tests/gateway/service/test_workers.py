@@ -166,14 +166,15 @@ async def test_workers_outlive_the_removal_of_their_folders(tmp_path: Path, monk
 async def test_workers_take_no_folder_that_another_user_has_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = tmp_path / "run"
+    run, hostile = tmp_path / "run", tmp_path / "hostile"
+    for folder in (hostile, hostile / "peers"):
+        folder.mkdir()
+        folder.chmod(0o777)
     async with two_workers(run, monkeypatch) as (_, started):
         await started.wait()
         monkeypatch.setattr(background, "_logged", background.Seldom())
         run.rename(tmp_path / "removed")
-        for folder in (run, run / "peers"):
-            folder.mkdir()
-            folder.chmod(0o777)
+        hostile.rename(run)  # open at once: the workers report meanwhile
         await eventually(lambda: "another user made it or may write there; remove it" in caplog.text)
         assert [*run.iterdir()] == [run / "peers"]
         assert [*(run / "peers").iterdir()] == []
