@@ -103,6 +103,7 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
         answer = await running.chat("Hi")
         assert answer.json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), "it may be taken in a moment"
+        assert (await running.chat("Hi", headers={"x-gateway-backend": "a"})).status_code == 400, "it must go to a"
         running.backend("b").health, running.backend("a").health = Health(State.UP), Health(State.EJECTED)
         assert (await running.chat("Hi")).status_code == 400, "the longest has refused it"
 
