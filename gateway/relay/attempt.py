@@ -333,7 +333,10 @@ class Attempt(WholeReceiver):
             return True
         if failure.kind != "length" or backend.model not in pool.unlike.contexts or not exchange.sender.is_relayed:
             return False
-        others = longer(exchange.relay.router.members(exchange.routed), backend)
+        try:
+            others = longer(exchange.relay.router.members(exchange.routed), backend)
+        except GatewayError:  # a reload has removed them
+            others = []
         exchange.end_with_error(none_takes_it(refusal_of(body)[1], pool.of(backend.model), others))
         return True
 
