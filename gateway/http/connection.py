@@ -166,28 +166,29 @@ class ServerConnection(Connection):
         reader, count = self._reader, 0
         self._is_reading = True
         try:
-            while (
-                not self.is_closing
-                and (reader.is_reading_body or not self._must_wait(count))
-                and (event := reader.next()) != NOTHING
-            ):
-                if event == HEAD:
-                    count += 1
-                    self.is_new, self._read_s = False, 0.0
-                    is_last, is_known = self.server.is_stopping, reader.is_known
-                    self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
-                elif event == BEGINNING:
-                    self.since_s = _now_s()
-                elif (reply := self.reply) is None:
-                    continue
-                elif event == WHOLE:
-                    reply.is_complete = True
-                    if reply.is_admitted or self._admit(reply):
-                        self.server.service.handle(reply, reader.body)
-                else:
-                    self._expect_more(reply)
-        except RequestError as error:
-            self._refuse(error.status, error.reason)
+            try:
+                while (
+                    not self.is_closing
+                    and (reader.is_reading_body or not self._must_wait(count))
+                    and (event := reader.next()) != NOTHING
+                ):
+                    if event == HEAD:
+                        count += 1
+                        self.is_new, self._read_s = False, 0.0
+                        is_last, is_known = self.server.is_stopping, reader.is_known
+                        self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
+                    elif event == BEGINNING:
+                        self.since_s = _now_s()
+                    elif (reply := self.reply) is None:
+                        continue
+                    elif event == WHOLE:
+                        reply.is_complete = True
+                        if reply.is_admitted or self._admit(reply):
+                            self.server.service.handle(reply, reader.body)
+                    else:
+                        self._expect_more(reply)
+            except RequestError as error:
+                self._refuse(error.status, error.reason)
         except Exception:
             self.abort()  # a defect, which the event loop logs
             raise

@@ -88,7 +88,8 @@ class Peers:
         self.number = 0
         self.report = b""  # the last report, encoded; empty before the first `update`
         self._reported_s = 0.0
-        self._told: dict[object, bool] = {}  # whether each place has a report since the limits were last divided
+        # Whether each place in reach has got a report since the limits were last divided.
+        self._told: dict[object, bool] = {}
         self._greetings = _REPORTS_TO_COUNT  # reports yet to be written even if nothing has changed
         self._reported: tuple[object, ...] = ()
         self._ejections: dict[str, tuple[int, float, str]] = {}  # number, end, reason
@@ -226,9 +227,10 @@ class Peers:
             answered = self._answered.get(replica, (0.0, 0.0))
             self._pool.watch(backend).hear_peers(counts[replica], answered, recounted=recounted[replica])
         alive = sum(peer.counts for peer in self._peers.values())
-        self._told[place] = is_reported or self._told.get(place, False)
-        if is_out:
-            del self._told[place]
+        if is_reported:
+            self._told[place] = True
+        elif is_out:
+            self._told.pop(place, None)
         if all(self._told.values()) or not alive:
             self._limits.divide(alive)
             self._told = dict.fromkeys(self._told, False)

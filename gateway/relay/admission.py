@@ -153,9 +153,9 @@ def _route_in_turn(
             if not turn.is_open:
                 return
             yield
-    except GatewayError as error:
+    except Exception as error:  # noqa: BLE001 -- as in `_route`
         turn.client_gone()
-        _refuse(relay, delivery, sender, error)
+        _refuse(relay, delivery, sender, _known(error, delivery, None))
         return
     if turn.is_open:
         turn.end()

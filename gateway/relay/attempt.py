@@ -36,7 +36,7 @@ from gateway.relay.observers import Traced
 from gateway.relay.outgoing import DEEP, Added, body_of, head_of
 from gateway.relay.roles import Rescuer, Sender, Silence
 from gateway.routing.access import RequestHeaders
-from gateway.routing.contexts import none_takes_it, refusal_of
+from gateway.routing.contexts import longer, none_takes_it, refusal_of
 from gateway.routing.model import Upstream
 from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
@@ -333,7 +333,11 @@ class Attempt(WholeReceiver):
             return True
         if failure.kind != "length" or backend.model not in pool.unlike.contexts or not exchange.sender.is_relayed:
             return False
-        exchange.end_with_error(none_takes_it(refusal_of(body)[1], pool.of(backend.model)))
+        try:
+            others = longer(exchange.relay.router.members(exchange.routed), backend)
+        except GatewayError:  # a reload has removed them
+            others = []
+        exchange.end_with_error(none_takes_it(refusal_of(body)[1], pool.of(backend.model), others))
         return True
 
     def _repeat_without(self, refused: list[bytes]) -> None:

@@ -99,9 +99,10 @@ class _Account:
             self.tokens.level -= tokens
 
     def start_over(self) -> None:
-        """Forget what peers reported, and report to them only what is used from now on."""
+        """Forget what peers reported and were told; report to them only what is used from now on."""
         self.before, self.reported, self.used_s = (self.sum_requests, self.sum_tokens), None, -math.inf
         self.peers, self.peers_in_flight = {}, 0
+        self.spent, self.spent_by_round, self.told_in_flight = 0, [0] * _ROUNDS, [0] * _ROUNDS
 
     def report(self, now_s: float) -> KeyUse | None:
         """Return its use here for the peers; None if there was none in the last minute."""

@@ -60,18 +60,17 @@ def longer(backends: Sequence[Backend], than: Backend) -> list[Backend]:
     return [one for one in backends if not one.engine.said.context_tokens or one.engine.said.context_tokens > refused]
 
 
-def none_takes_it(message: str, backends: Sequence[Backend]) -> GatewayError:
+def none_takes_it(message: str, backends: Sequence[Backend], others: Sequence[Backend]) -> GatewayError:
     """Return the error for a request too long for all: an engine's own message, and the context of each replica.
 
-    While a replica with a longer context is away, it may be sent again.
+    The client may send it again while one of `others`, which may serve it and have a longer context, is away.
     """
     lengths = [(one, one.engine.said.context_tokens) for one in backends]
     said = [f"{one.name} {tokens:,}" if tokens else f"{one.name} (not told)" for one, tokens in lengths]
     away = [one.name for one in backends if one.health.state is not State.UP]
     also = f" Not up: {', '.join(away)}." if away else ""
     message += f" Tokens of context by replica: {', '.join(said)}.{also}"
-    longest = max([tokens for one, tokens in lengths if one.name not in away], default=0)
-    if any(tokens > longest for _, tokens in lengths):
+    if any(one.name in away and one.engine.said.context_tokens for one in others):
         return GatewayError(503, message, code="no_backend", retry_after_s=2.0)
     return GatewayError(400, message, code="context_length_exceeded")
 

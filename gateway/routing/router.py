@@ -211,17 +211,20 @@ class Router:
         members = self._pool.of(name)
         if routed.adapter:
             members = [backend for backend in members if routed.adapter in backend.engine.said.adapters]
-        if headers.backend or headers.method:
-            return _requested(members, routed.client, headers, name)
-        if routed.home is not None:
+        is_bound = headers.backend or headers.method
+        if is_bound:
+            members = _requested(members, routed.client, headers, name)
+        elif routed.home is not None:
             return [backend for backend in members if backend.name == routed.home] or members
         if routed.baseline_only:
-            # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
+            # Without a baseline, an engine that survives them will do: its error says what it does not support.
             baselines = [backend for backend in members if backend.method is Method.BASELINE]
             if not baselines and (fatal := next((each for each in FATAL if each in routed.baseline_only), "")):
-                message = f"{fatal} needs a replica that does not speculate, and this model has none."
+                message = f"{fatal} needs a replica that does not speculate, and none may get this request."
                 raise GatewayError(400, message, code="unsupported_parameter", param=fatal)
             members = baselines or members
+        if is_bound:
+            return members
         if name in self._pool.unlike.contexts:
             kept = fitting(routed.features, members)
             members = kept if any(each.health.state is _UP for each in kept) else members

@@ -106,8 +106,13 @@ def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admi
     if not settings.keys:
         lines.append("Open: no keys are set, so anyone who can reach this address can use it.")
     if generated_admin_key is not None:
-        lines.append(f"Admin key of this run: {generated_admin_key}")
+        lines.append(admin_key_line(generated_admin_key))
     return lines
+
+
+def admin_key_line(generated: str) -> str:
+    """Return the line that shows a generated admin key."""
+    return f"Admin key of this run: {generated}"
 
 
 def try_line(settings: PoolSettings, url: str) -> str:

@@ -31,7 +31,7 @@ from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
-from gateway.service.banner import pool_lines, start_lines, try_line
+from gateway.service.banner import admin_key_line, pool_lines, start_lines, try_line
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import Server, raise_open_file_limit
@@ -124,7 +124,6 @@ class _Serving:
         self._run_dir = run_dir
         self._started = asyncio.Event()
         self._generated_admin_key = secrets.token_urlsafe(24)  # in force, and printed, if the file has none
-        self._admin_digest = settings.admin.digest or digest(self._generated_admin_key)
         self._launcher = Launcher(replicas.launches, self._on_launch)
         self._workers: Workers | None = None
         self.keep_logs = False
@@ -163,7 +162,7 @@ class _Serving:
         gateway = self._gateway = assemble(
             self._settings,
             self._replicas.backends,
-            self._admin_digest,
+            self._admin_digest(self._settings),
             metrics=self._metrics,
             run_dir=self._run_dir,
             reload=partial(self._reloader.reload, "admin"),
@@ -188,9 +187,8 @@ class _Serving:
     async def _apply(self, settings: PoolSettings) -> None:
         """Put new settings into effect, or raise."""
         await self._started.wait()
-        # Without a key in the file, the generated one counts, not the last of the file; what rooms have drawn stays.
-        admin_digest = settings.admin.digest or digest(self._generated_admin_key)
-        settings = settings.model_copy(update=self._drawn)
+        admin_digest = self._admin_digest(settings)
+        settings = settings.model_copy(update=self._drawn)  # what rooms have drawn stays
         try:
             await self._discovery.start(settings)
             replicas = await self._plan(settings)
@@ -199,10 +197,16 @@ class _Serving:
                 change.commit()
             elif self._workers is not None:
                 await self._workers.change(settings, replicas.backends, admin_digest)
-            self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+            if self._settings.admin.digest is not None and settings.admin.digest is None:
+                _show([admin_key_line(self._generated_admin_key)])
+            self._settings, self._replicas = settings, replicas
             self._launcher.change(replicas.launches)
         finally:
             self._discovery.keep(self._settings)
+
+    def _admin_digest(self, settings: PoolSettings) -> bytes:
+        """Return the digest of the admin key; without one in the file, the generated one counts, not an earlier one."""
+        return settings.admin.digest or digest(self._generated_admin_key)
 
     async def _plan(self, settings: PoolSettings) -> Replicas:
         found = self._discovery.found(settings)
@@ -226,7 +230,7 @@ class _Serving:
 
     async def _serve_with_workers(self) -> int:
         background.on_failure.append(self._series.count_failure)
-        current = Configuration(0, self._settings, self._replicas.backends, self._admin_digest)
+        current = Configuration(0, self._settings, self._replicas.backends, self._admin_digest(self._settings))
         places = [opened if is_listening(opened) else opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
             Assignment(0, current, places, self._run_dir),

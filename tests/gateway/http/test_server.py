@@ -164,19 +164,23 @@ async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyn
 
 
 class Broken(Streaming):
-    """Fails to handle the second request."""
+    """Fails to handle the second request, or to refuse one."""
 
     def handle(self, reply: HttpReply, body: bytes) -> None:
         super().handle(reply, body)
         if len(self.handled) == 2:
             raise RuntimeError
 
+    def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
+        raise RuntimeError
 
-async def test_a_connection_whose_waiting_request_cannot_be_handled_is_closed() -> None:
+
+@pytest.mark.parametrize("head", [b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n", b"no request\r\n\r\n"])
+async def test_a_connection_whose_waiting_request_cannot_be_handled_is_closed(head: bytes) -> None:
     service = Broken()
     async with serving(service, LIMITS) as served:
         reader = await begun(served)
-        served.writers[0].write(b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n")
+        served.writers[0].write(head)
         open_ones: Any = served.http.connections  # whose type is what the server knows of them
         await eventually(lambda: all(each._reader.waiting_bytes() for each in open_ones))
         service.handled[0].end()

@@ -236,7 +236,8 @@ def admits(limits: Limits) -> bool:
 
 def test_what_a_slow_place_has_not_got_is_not_admitted_again_although_a_quick_one_has() -> None:
     one, _ = known(2)  # which share 60 requests a minute
-    one.peers.settle("slow", is_reported=False, is_out=False)
+    for place in ("slow", "here"):
+        one.peers.settle(place, is_reported=True, is_out=False)
     assert sum(admits(one.limits) for _ in range(100)) == 30
     for _ in range(5):
         one.peers.settle("here", is_reported=True, is_out=False)
@@ -246,6 +247,14 @@ def test_what_a_slow_place_has_not_got_is_not_admitted_again_although_a_quick_on
         one.peers.settle("slow", is_reported=False, is_out=True)
         one.peers.settle("here", is_reported=True, is_out=False)
     assert admits(one.limits)
+
+
+def test_a_place_that_has_not_been_reached_yet_is_not_waited_for() -> None:
+    clock = Clock()
+    one, two = PeerProcess(clock), PeerProcess(clock)  # which share 60 requests a minute
+    one.peers.settle("slow", is_reported=False, is_out=False)
+    exchange(one, two, rounds=3)
+    assert sum(admits(one.limits) for _ in range(100)) == 30
 
 
 def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:

@@ -284,6 +284,9 @@ def test_a_parameter_at_which_a_speculating_engine_fails_is_sent_to_none() -> No
     relay = Relay("a", "b", policy={"name": "static", "backend": "b"})
     relay.send(b'{"model": "m", "label_token_ids": [5, 6]}', "/generative_scoring")
     assert [len(client.calls) for client in relay.clients.values()] == [1, 0]
+    bound: Header = (b"x-gateway-backend", b"b")
+    _, reply = relay.send(b'{"model": "m", "label_token_ids": [5, 6]}', "/generative_scoring", headers=[bound])
+    assert (reply.status, len(relay.clients["b"].calls)) == (400, 0), "not if the client asks for it either"
     relay = Relay("a")
     relay.backends["a"].method = Method.NGRAM
     for body in (b'{"model": "m", "messages": [], "logprob_token_ids": [5]}', b'{"model": "m", "min_p": 1}'):

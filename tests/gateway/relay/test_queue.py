@@ -121,6 +121,19 @@ def test_a_full_queue_gives_up_its_last_request_for_one_of_higher_priority() -> 
     assert relay.context.queues["m"].refused == {"full": 1, "evicted": 1, "timeout": 0, "deadline": 0}
 
 
+def test_a_request_to_be_evicted_that_the_end_of_another_lets_go_is_served() -> None:
+    relay = queued("a", "b", size=200)
+    for name in "ab":
+        relay.send(body_of(0), headers=[(b"authorization", b"Bearer sk"), (b"x-gateway-backend", name.encode())])
+    _, first = ask(relay, "1", "batch")
+    _, second = ask(relay, "2", "batch")
+    relay.backends["a"].in_flight = 0  # as in a slow start, in which time alone makes room
+    large = json.dumps({"model": "m", "messages": [], "user": "3" * 150}).encode()
+    _, third = relay.send(large, headers=[(b"authorization", b"Bearer sk"), (b"x-gateway-backend", b"b")])
+    assert (first.status, second.status, third.status, waiting(relay)) == (0, 503, 0, 1)
+    assert relay.context.queues["m"].refused["evicted"] == 1
+
+
 async def test_a_deadline_ends_a_wait() -> None:
     relay = queued("a")
     ask(relay, "-")

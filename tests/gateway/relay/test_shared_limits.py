@@ -245,12 +245,14 @@ def test_a_key_that_gets_a_limit_is_charged_only_what_it_uses_from_then_on() -> 
     one, two = Limits(clock=clock), Limits(clock=clock)
     exchanged = one, two
     for limits in exchanged:
+        limits.divide(1)
         for _ in range(1000):
             limits.enter(free)
             limits.leave(free, 0)
         limits.update([client], None)
-        limits.divide(1)
     assert admits(two, client)
+    one.divide(1)
+    two.divide(1)
     for reader, writer in (exchanged, exchanged[::-1]):
         for use in writer.report().values():
             reader.hear("peer", client, use, is_new=False)

@@ -89,6 +89,10 @@ def test_an_admin_key_that_was_removed_opens_nothing_more(pool: Pool, tmp_path: 
         command.process.send_signal(signal.SIGHUP)
         until(lambda: command.get("/admin/pool", headers=command.admin).status_code == 401)
         assert ADMIN_KEY not in command.printed()
+        until(lambda: "Admin key of this run: " in command.printed())
+        generated = command.printed().partition("Admin key of this run: ")[2].split()[0]
+        answer = command.get("/admin/pool", headers={"authorization": f"Bearer {generated}"})
+        assert answer.status_code == 200
 
 
 @pytest.mark.slow

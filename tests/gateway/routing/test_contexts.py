@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,7 +12,10 @@ import pytest
 from backends.backend import Backend
 from backends.health import Health, State
 from backends.speculation import Method
+from gateway.dialects.errors import GatewayError
+from gateway.routing import router
 from gateway.routing.contexts import nearest, refusal_of
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Behaviour, answering
@@ -103,8 +107,28 @@ async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
         answer = await running.chat("Hi")
         assert answer.json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), "it may be taken in a moment"
+        assert (await running.chat("Hi", headers={"x-gateway-backend": "a"})).status_code == 400, "it must go to a"
         running.backend("b").health, running.backend("a").health = Health(State.UP), Health(State.EJECTED)
         assert (await running.chat("Hi")).status_code == 400, "the longest has refused it"
+
+
+@pytest.mark.skipif(not router.__file__.endswith(".py"), reason="compiled, methods cannot be replaced")
+async def test_a_refusal_is_answered_although_a_reload_has_removed_what_may_serve_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        await until_told(running, a=SHORT, b=LONG)
+        running.backend("b").health = Health(State.EJECTED)
+        upstream, members = running.upstreams["a"], running.gateway.relay.router.members
+        upstream.behaviour, sent = refusing(SHORT), len(upstream.seen)
+
+        def until_sent(routed: RoutedRequest) -> Sequence[Backend]:
+            if len(upstream.seen) > sent:
+                raise GatewayError(400, "Nothing may serve it.")
+            return members(routed)
+
+        monkeypatch.setattr(running.gateway.relay.router, "members", until_sent)
+        assert (await running.chat("Hi")).json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:

@@ -82,6 +82,16 @@ async def test_the_bound_is_a_setting_and_bodies_that_are_no_json_have_none(gate
         assert running.upstreams["a"].seen[-1].body == audio
 
 
+@pytest.mark.skipif(not large_bodies.__file__.endswith(".py"), reason="compiled, methods cannot be replaced")
+async def test_a_defect_while_a_large_body_is_checked_is_answered(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        monkeypatch.setattr(running.gateway.relay.router, "check", lambda _: map(int, ["defect"]))
+        answer = await running.chat("a" * 10**6)
+        assert (answer.status_code, running.gateway.relay.limits.in_flight) == (500, 0)
+
+
 # Turns
 
 
