@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.errors import GatewayError
-from gateway.routing import large_bodies
+from gateway.routing import large_bodies, router
 from gateway.routing.large_bodies import Turns, check_cost
 from tests.gateway.conftest import MODEL, Start
 from tests.gateway.relay.test_frontends import Raw, post
@@ -82,7 +82,7 @@ async def test_the_bound_is_a_setting_and_bodies_that_are_no_json_have_none(gate
         assert running.upstreams["a"].seen[-1].body == audio
 
 
-@pytest.mark.skipif(not large_bodies.__file__.endswith(".py"), reason="compiled, methods cannot be replaced")
+@pytest.mark.skipif(not router.__file__.endswith(".py"), reason="compiled, methods cannot be replaced")
 async def test_a_defect_while_a_large_body_is_checked_is_answered(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
