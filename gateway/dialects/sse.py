@@ -76,10 +76,8 @@ class EventStream:
         """Return held and new data up to the end of the last complete event."""
         if self._held and not (data := self._joined(data)):
             return data
-        if not self.events and not self._has_cr:
-            self._has_cr = _CR_ENDS_LINE.match(data) is not None
-        if self._has_cr:
-            data = data.replace(b"\r", b"\n")
+        if self._has_cr or not self.events:
+            data = self._with_line_feeds(data)
         is_one = _is_one_event(data)
         if not is_one and data[-2:] != b"\n\n" and data[-4:] != b"\r\n\r\n":
             lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
@@ -107,6 +105,11 @@ class EventStream:
         if self.habits is None or (goes_on and data.find(USAGE_FIELD) < 0):  # faster than `in`
             return data
         return self.habits.hide(data)
+
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """Return data with LF for CR, if that ends the lines of the stream."""
+        self._has_cr = self._has_cr or _CR_ENDS_LINE.match(data) is not None
+        return data.replace(b"\r", b"\n") if self._has_cr else data
 
     def _joined(self, data: bytes) -> bytes:
         """Return held and new data; nothing while they have no complete event, so that reads do not copy them."""
@@ -164,6 +167,8 @@ class EventStream:
         """Return the held data, at the end of the stream."""
         held, self._held = bytes(self._held), bytearray()
         if held:
+            if not self.events:
+                held = self._with_line_feeds(held)
             held = self._read_ending(held)
             self._recent.append(held)
         return held

@@ -28,6 +28,13 @@ def test_a_stream_with_cr_line_ends_is_passed_on_with_lf(cuts: list[int]) -> Non
     assert stream.ending.is_complete
 
 
+def test_the_line_ends_of_half_an_event_are_the_same_however_it_was_read() -> None:
+    half = b'data: {"choices":\r[]}\n'
+    for reads in ([half], [half[:9], half[9:]]):
+        stream = EventStream(Endpoint.CHAT)
+        assert b"".join(map(stream.feed, reads)) + stream.rest() == half.replace(b"\r", b"\n")
+
+
 def test_an_event_without_end_is_held_only_up_to_a_limit() -> None:
     stream = EventStream(Endpoint.CHAT)
     assert stream.feed(b"x" * (1 << 20)) == b""
