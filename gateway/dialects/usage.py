@@ -101,10 +101,11 @@ def read_usage(document: object) -> Usage | None:
     output_tokens = _count(usage, ignored, "completion_tokens", "output_tokens")
     if prompt_tokens is None and (total_tokens := _count(usage, ignored, "total_tokens")) is not None:
         prompt_tokens = max(0, total_tokens - (output_tokens or 0))
-    # Anthropic's input tokens are without those that the cache gave or keeps.
-    cached_tokens = _count(usage, ignored, "cache_read_input_tokens")
-    if prompt_tokens is not None and "prompt_tokens" not in usage:
-        prompt_tokens += (cached_tokens or 0) + (_count(usage, ignored, "cache_creation_input_tokens") or 0)
+    cached_tokens: int | None = None
+    if "prompt_tokens" not in usage:  # Anthropic's input tokens are without those that the cache gave or keeps
+        cached_tokens = _count(usage, ignored, "cache_read_input_tokens")
+        if prompt_tokens is not None:
+            prompt_tokens += (cached_tokens or 0) + (_count(usage, ignored, "cache_creation_input_tokens") or 0)
     found = Usage(prompt_tokens, output_tokens)
     found.cached_tokens = cached_tokens
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
