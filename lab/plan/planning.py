@@ -54,11 +54,7 @@ def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[Judged
 def _judged(mix: Mix, chosen: Mix, played: Played, objective: PlanObjective) -> JudgedMix:
     own, other = played[chosen], played[mix]
     means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric, *_ in TIMES}
-    sign = -1.0 if objective.slo else 1.0
-    worse = [
-        sign * (objective.value([theirs]) - objective.value([mine])) > 0
-        for mine, theirs in zip(own, other, strict=True)
-    ]
+    worse = [objective.loss([theirs]) > objective.loss([mine]) for mine, theirs in zip(own, other, strict=True)]
     return JudgedMix(
         mix,
         **means,

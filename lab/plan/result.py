@@ -33,12 +33,16 @@ class PlanObjective:
             return float(values.sum() / (len(values) + errors))
         return math.inf if errors else float(values.mean())
 
+    def loss(self, played: Sequence[Replayed]) -> float:
+        """Return the value so that less is better."""
+        return -self.value(played) if self.slo else self.value(played)
+
     def cost(self, played: Sequence[Replayed]) -> float:
         """Return the quantity to minimize; of mixes that keep the SLO equally often, the fastest costs least."""
         if not self.slo:
-            return self.value(played)
+            return self.loss(played)
         e2e_s = np.concatenate([one.e2e_s for one in played])
-        return _TIE_PER_S * float(e2e_s.sum()) / max(1, len(e2e_s)) - self.value(played)
+        return self.loss(played) + _TIE_PER_S * float(e2e_s.sum()) / max(1, len(e2e_s))
 
 
 @dataclass(frozen=True, slots=True)

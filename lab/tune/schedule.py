@@ -7,7 +7,7 @@ and with adaptive verification. The latter profiles its steps with a context of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -89,19 +89,7 @@ def run_schedule(options: TuneOptions) -> int:
             heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
             if not heads:
                 raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
-            parts: list[Any] = []
-            written: dict[str, Any] = {}
-            figures: dict[str, Any] = {}
-            with all_cores(partial(play, requests, options.seed), None, "simulating") as play_all:
-                for spec in heads.values():
-                    found = ways(spec, requests)
-                    tasks = [(way, load / len(replicas)) for way, load in product(found.values(), LOADS)]
-                    played = dict(zip(product(found, LOADS), play_all(tasks), strict=True))
-                    best = {load: min(found, key=lambda name, load=load: played[name, load].mean_s) for load in LOADS}  # type: ignore[misc]
-                    parts += [_verdict(spec, found, played, best), "", _table(found, played, best), ""]
-                    chosen = found[_chosen(found, played)]
-                    written[spec.name] = settings_of(chosen)
-                    figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
+            parts, written, figures = _compared(heads.values(), requests, options.seed, len(replicas))
         parts[0] = past.beside(str(parts[0]))
         said = [*(each for each in parts if isinstance(each, str) and each), some, str(past.pool)]
         head = "".join(f"# {line}\n" for line in ("Made by `gateway tune --schedule` on a simulated replica.", *said))
@@ -112,6 +100,25 @@ def run_schedule(options: TuneOptions) -> int:
         raise UsageError(str(error)) from error
     report("gateway tune --schedule", [*parts, some], before=past.parts())
     return 0
+
+
+def _compared(
+    heads: Iterable[ReplicaSpec], requests: Sequence[ReplayRequest], seed: int, replicas: int
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Compare the ways of each head; return what to print, and by replica the settings to write and the figures."""
+    parts: list[Any] = []
+    written: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
+    with all_cores(partial(play, requests, seed), None, "simulating") as play_all:
+        for spec in heads:
+            found = ways(spec, requests)
+            tasks = [(way, load / replicas) for way, load in product(found.values(), LOADS)]
+            played = dict(zip(product(found, LOADS), play_all(tasks), strict=True))
+            best = {load: min(found, key=lambda name, load=load: played[name, load].mean_s) for load in LOADS}  # type: ignore[misc]
+            parts += [_verdict(spec, found, played, best), "", _table(found, played, best), ""]
+            written[spec.name] = settings_of(found[_chosen(found, played)])
+            figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
+    return parts, written, figures
 
 
 def settings_of(spec: ReplicaSpec) -> dict[str, Any]:
