@@ -166,29 +166,28 @@ class ServerConnection(Connection):
         reader, count = self._reader, 0
         self._is_reading = True
         try:
-            try:
-                while (
-                    not self.is_closing
-                    and (reader.is_reading_body or not self._must_wait(count))
-                    and (event := reader.next()) != NOTHING
-                ):
-                    if event == HEAD:
-                        count += 1
-                        self.is_new, self._read_s = False, 0.0
-                        is_last, is_known = self.server.is_stopping, reader.is_known
-                        self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
-                    elif event == BEGINNING:
-                        self.since_s = _now_s()
-                    elif (reply := self.reply) is None:
-                        continue
-                    elif event == WHOLE:
-                        reply.is_complete = True
-                        if reply.is_admitted or self._admit(reply):
-                            self.server.service.handle(reply, reader.body)
-                    else:
-                        self._expect_more(reply)
-            except RequestError as error:
-                self._refuse(error.status, error.reason)
+            while (
+                not self.is_closing
+                and (reader.is_reading_body or not self._must_wait(count))
+                and (event := reader.next()) != NOTHING
+            ):
+                if event == HEAD:
+                    count += 1
+                    self.is_new, self._read_s = False, 0.0
+                    is_last, is_known = self.server.is_stopping, reader.is_known
+                    self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
+                elif event == BEGINNING:
+                    self.since_s = _now_s()
+                elif (reply := self.reply) is None:
+                    continue
+                elif event == WHOLE:
+                    reply.is_complete = True
+                    if reply.is_admitted or self._admit(reply):
+                        self.server.service.handle(reply, reader.body)
+                else:
+                    self._expect_more(reply)
+        except RequestError as error:
+            self._refuse(error.status, error.reason)
         except Exception:
             self.abort()  # a defect, which the event loop logs
             raise
@@ -227,11 +226,15 @@ class ServerConnection(Connection):
     def _refuse(self, status: int, reason: str) -> None:
         """Refuse what is being read, and close the connection."""
         reader, reply = self._reader, self.reply
-        if reply is None or not reader.is_reading_body:
-            head = reader.head if reader.is_reading_body else RequestHead("GET", b"/", [])
-            reply = self.reply = HttpReply(self, head, is_last=True)
-        self._drop()
-        self.server.service.refuse(reply, status, reason)
+        try:
+            if reply is None or not reader.is_reading_body:
+                head = reader.head if reader.is_reading_body else RequestHead("GET", b"/", [])
+                reply = self.reply = HttpReply(self, head, is_last=True)
+            self._drop()
+            self.server.service.refuse(reply, status, reason)
+        except Exception:
+            self.abort()  # a defect, which the event loop logs
+            raise
 
     def _drop(self) -> None:
         """Drop what has been read."""
