@@ -101,7 +101,7 @@ def _charge(ended: EndedExchange, relay: RelayContext) -> None:
 
 
 def _learn(ended: EndedExchange, relay: RelayContext) -> None:
-    """Let the policy and others learn from the exchange; tell the policy that the request has left if it does not."""
+    """Pass the outcome to the policy and other learners; if the policy gets none, report that the request has left."""
     if not _observed(ended, relay) and ended.decision is not None:
         ended.routed.model.left(ended.decision)
 

@@ -353,7 +353,7 @@ class Model:
             self._guarded("evicted", self.informed.evicted, backend, unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Tell the policy to rescale the tokens per step that a backend's answers show."""
+        """Pass to the policy the factor that corrects the tokens per step in a backend's answers."""
         if self.informed is not None:
             self._guarded("correct", self.informed.correct, backend, factor)
 

@@ -74,7 +74,7 @@ class Guardrail:
         return self._blocks.needed_s() if self._cycle else None
 
     def thaw(self) -> None:
-        """Let the policy decide again on an operator's request, and restart the comparison."""
+        """Unfreeze the policy at an operator's request, and restart the comparison."""
         self.frozen = False
         self._start_over()
 

@@ -210,7 +210,7 @@ class BatchRun:
         return self._waiting.append(line)
 
     async def _send(self, line: Line, key: Client) -> Answer | None:
-        """Note and send a line; return None if its place is gone, or it was given up."""
+        """Record that a line is sent, and send it; return None if its place is gone or it was abandoned."""
         relay, places, runs, answer, tokens = self._gateway.relay, self._places, line.runs, None, 0
 
         def sent(backend: str) -> bool:

@@ -34,10 +34,7 @@ def start(
     *,
     a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, a method, or a source.")] = "",
     b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")] = "",
-    depths: Annotated[
-        str,
-        typer.Option(help="Instead of --a and --b: depths of drafting, such as 0,1,3."),
-    ] = "",
+    depths: Annotated[str, typer.Option(help="Instead of --a and --b: depths of drafting, such as 0,1,3.")] = "",
     policies: Annotated[str, typer.Option(help="Instead of --a and --b: the present policy and others.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="Longest duration: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="End it if they differ by less than this.")] = "2%",

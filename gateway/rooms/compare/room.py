@@ -267,10 +267,11 @@ class CompareRoom(Room):
             """Return the running or last comparison of each model, with its result."""
             names = [*self.comparisons] if model is None else [_named(self.gateway.models, model)]
             waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
-            known, found = self.comparisons, dict[str, Any]()
-            for name in names:
-                if name in known and name in self.gateway.models:  # a reload may have removed it
-                    found[name] = await self._document(name)
+            found = {
+                name: await self._document(name)
+                for name in names
+                if name in self.comparisons and name in self.gateway.models  # a reload may have removed it
+            }
             return {"models": found, "waits": waits}
 
         @app.post("/admin/compare/start", tags=["admin"])

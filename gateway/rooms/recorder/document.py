@@ -72,7 +72,7 @@ class RequestNotes(Observer):
         self.loads = [backend.load for backend in candidates]
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
-        """Note the arrival of a part of a stream, and keep it if answers are kept."""
+        """Record when a chunk of a stream arrived, and keep the chunk if answers are recorded."""
         if len(self.chunks) <= _MAX_INTERVALS:
             self.chunks.append(now_s)
         if self._has_room(data) and self.answer is not None:

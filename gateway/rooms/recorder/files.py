@@ -131,7 +131,7 @@ def _remove_unless_locked(path: Path) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # else it is removed by its time alone
+            if error.errno not in _NO_LOCKS:  # else its age and the size of all decide
                 raise
         finally:
             os.close(descriptor)
