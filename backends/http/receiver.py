@@ -50,7 +50,7 @@ class AnswerHead:
 
     def __init__(self, status: int, headers: HeaderList) -> None:
         self.status = status
-        # Headers of the first such answer; its `content-length` does not hold for the others.
+        # Headers of the first such answer; its `content-length` and `x-request-id` do not hold for the others.
         self.headers = headers
 
 
@@ -71,10 +71,12 @@ class KnownHead:
         return data[start:]
 
     def learn(self, data: bytes, headers: HeaderList) -> None:
-        """Remember the head at the start of `data`; only every 64th if heads keep differing, say by request id."""
+        """Remember the head at the start of `data`; only every 64th if heads keep differing, say by a trace id."""
         self._differing += 1
-        if (self._differing <= 64 or self._differing % 64 == 0) and (pattern := pattern_of(data)) is not None:
-            self._pattern, self.head = pattern, AnswerHead(200, headers)
+        if self._differing <= 64 or self._differing % 64 == 0:
+            pattern = pattern_of(data, id_varies=True)
+            if pattern is not None:
+                self._pattern, self.head = pattern, AnswerHead(200, headers)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

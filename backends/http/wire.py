@@ -1,7 +1,7 @@
 """What both ends of HTTP/1.1 share: heads as bytes, repeated heads, and batched writes.
 
-Nearly all messages on a connection have the same head, except for the value of `content-length`. Parsing one such head
-gives the result for all that match it.
+Nearly all messages on a connection have the same head, except for `content-length` and, in answers, `x-request-id`.
+Parsing one such head gives the result for all that match it.
 
 A write to a socket wakes the reader at the other end and evicts from the CPU's caches much of what the next request
 needs. Consecutive writes wake a reader once for several requests and keep the caches warm. On one machine this saved
@@ -19,57 +19,73 @@ from typing import Any, Final
 _now_s: Final = time.perf_counter
 _running_loop: Final = asyncio.get_running_loop
 _MOST_DIGITS: Final = 9
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
+_MOST_ID_BYTES: Final = 256
+_VARYING: Final = re.compile(
+    rb"\r\n(?:(content-length)|(x-request-id)):[ \t]*((?(1)\d{1,%d}|[ -~]{1,%d}))(?=\r\n)"
+    % (_MOST_DIGITS, _MOST_ID_BYTES),
+    re.IGNORECASE,
+)
 _MAX_BYTES: Final = 4096  # longer heads are rare, and each connection keeps a pattern
 MAX_WAIT_S = 0.00025
 """Seconds after which the next write flushes the batch, as an iteration of the event loop can be long."""
 
 
 class HeadPattern:
-    r"""The bytes of a message head, in which only the content length may vary; see `pattern_of`.
+    r"""The bytes of a message head, in which only the content length and request id may vary; see `pattern_of`.
 
     Examples
     --------
-    >>> pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-    >>> message = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+    >>> pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-request-id: r1\r\n\r\nok", id_varies=True)
+    >>> message = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-request-id: another\r\n\r\nhello"
     >>> message[pattern.body_begins(message) :], pattern.length
     (b'hello', 5)
     """
 
-    def __init__(self, before: bytes, after: bytes, length: int) -> None:
+    def __init__(self, before: bytes, varying: list[tuple[bool, bytes]], length: int) -> None:
         self._before = before
-        self._after = after
+        self._varying = varying  # of each value that varies: whether it is the content length, and the bytes after it
         self.length = length  # content length of the last head that matched, in bytes
 
     def body_begins(self, data: bytes, at: int = 0) -> int:
         """Return the offset of the body if a complete matching head starts at `at`, else -1."""
-        begins = end = at + len(self._before)
-        if data[at:begins] != self._before:  # when compiled, 4x as fast as `startswith`
+        end = at + len(self._before)
+        if data[at:end] != self._before:  # when compiled, 4x as fast as `startswith`
             return -1
-        length, most = 0, min(len(data), begins + _MOST_DIGITS)
-        while end < most and 48 <= (digit := data[end]) <= 57:  # when compiled, 3x as fast as `int`
-            length, end = 10 * length + digit - 48, end + 1
-        after = end + len(self._after)
-        if end == begins or data[end:after] != self._after:
-            return -1
+        length = 0
+        for is_length, after in self._varying:
+            begins = end
+            if is_length:
+                most = min(len(data), begins + _MOST_DIGITS)
+                while end < most and 48 <= (digit := data[end]) <= 57:  # when compiled, 3x as fast as `int`
+                    length, end = 10 * length + digit - 48, end + 1
+            else:
+                most = min(len(data), begins + _MOST_ID_BYTES)
+                while end < most and 32 <= data[end] <= 126:
+                    end += 1
+            begins_after, end = end, end + len(after)
+            if begins_after == begins or data[begins_after:end] != after:
+                return -1
         self.length = length
-        return after
+        return end
 
 
-def pattern_of(data: bytes) -> HeadPattern | None:
+def pattern_of(data: bytes, *, id_varies: bool = False) -> HeadPattern | None:
     """Return the pattern of the head at the start of `data`; None if it is incomplete or has not exactly one length.
 
-    Pass only heads that a parser has accepted: this function does not validate them.
+    If `id_varies`, the value of `x-request-id` may be any text. Pass only heads that a parser has accepted: this
+    function does not validate them.
     """
     end = data.find(b"\r\n\r\n", 0, _MAX_BYTES)
     if end < 0:
         return None
     head = data[: end + 4]
-    lengths = list(_LENGTH.finditer(head))
+    values = [value for value in _VARYING.finditer(head) if value[1] or id_varies]
+    lengths = [int(value[3]) for value in values if value[1]]
     if len(lengths) != 1:
         return None
-    start, stop = lengths[0].span(1)
-    return HeadPattern(head[:start], head[stop:], int(head[start:stop]))
+    ends = [value.start(3) for value in values[1:]] + [len(head)]
+    varying = [(value[1] is not None, head[value.end(3) : after]) for value, after in zip(values, ends, strict=True)]
+    return HeadPattern(head[: values[0].start(3)], varying, lengths[0])
 
 
 class WriteBatch:

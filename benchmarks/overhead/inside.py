@@ -46,9 +46,9 @@ _DOCUMENT = (
     b'"content":"%b"},"finish_reason":"stop"}],"usage":{"prompt_tokens":300,"total_tokens":440,'
     b'"completion_tokens":140}}' % (b"word " * 140)
 )
-_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-    len(_DOCUMENT),
-    _DOCUMENT,
+_ANSWER = (
+    b"HTTP/1.1 200 OK\r\ndate: Mon, 30 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: %d\r\n"
+    b"content-type: application/json\r\nx-request-id: %032x\r\n\r\n%b"
 )
 
 
@@ -129,13 +129,14 @@ async def measure(pool: Path) -> float:
             queues += [outlet._queue for outlet in room.outlets]
     bodies = [chat_body(2000, number, stream=False) for number in range(_REQUESTS)]
     requests = [_HEAD % (len(body), body) for body in bodies]
+    answers = [_ANSWER % (len(_DOCUMENT), number, _DOCUMENT) for number in range(_REQUESTS)]
     taken_s = []
     for _ in range(_ROUNDS):
         begun_s = time.thread_time()
-        for request in requests:
+        for request, answer in zip(requests, answers, strict=True):
             frontend.data_received(request)
             inside.writes.flush()  # as at the end of a loop iteration
-            inside.carried.pop().data_received(_ANSWER)
+            inside.carried.pop().data_received(answer)
             inside.writes.flush()
         taken_s.append(time.thread_time() - begun_s)
         for queue in queues:

@@ -1,4 +1,4 @@
-"""A minimal upstream that answers like one vLLM replica, from constants.
+"""A minimal upstream that answers like one vLLM replica, from constants and with the request's `X-Request-Id`.
 
 Run as `python -m benchmarks.overhead.upstream PORT`. `GET /stats` returns the numbers of requests and chunks sent and
 of open streams. A body with `"stream": true` gets CHUNKS chunks, the first after FIRST_S and one every INTERVAL_S; any
@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import time
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, cast
 
 import httptools
@@ -32,7 +34,7 @@ def document(fields: dict[str, Any]) -> bytes:
     return answer(json.dumps(fields).encode())
 
 
-_COMPLETION = document(
+_COMPLETION = json.dumps(
     {
         "id": "chatcmpl-0",
         "object": "chat.completion",
@@ -40,7 +42,11 @@ _COMPLETION = document(
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 140}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 300, "total_tokens": 440, "completion_tokens": 140},
     }
-)
+).encode()
+# As uvicorn and vLLM write it; the time and the id differ from answer to answer.
+_HEAD = b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\n%b\r\nx-request-id: %b\r\n\r\n"
+_WHOLE = b"content-length: %d\r\ncontent-type: application/json" % len(_COMPLETION)
+_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked"
 _OTHERS = {
     b"/health": answer(b""),
     b"/v1/models": document({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
@@ -48,10 +54,14 @@ _OTHERS = {
     b"/get_model_info": document({"model_path": MODEL}),
     b"/get_server_info": answer(b"{}"),
 }
-_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 LAST_EVENTS = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 # Without a reason to finish the gateway would take each stream for a broken one.
 _STREAM_END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST_EVENTS), LAST_EVENTS)
+
+
+@lru_cache(1)
+def date_of(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
 
 
 COUNTS = {"requests": 0, "chunks": 0, "streams": 0}
@@ -65,7 +75,7 @@ class Upstream(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._url = self._body = b""
+        self._url = self._body = self._request_id = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -78,6 +88,11 @@ class Upstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url = self._body = b""
+        self._request_id = b"%032x" % COUNTS["requests"]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._request_id = value
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -99,10 +114,13 @@ class Upstream(asyncio.Protocol):
                 else:
                     self._begin()
             else:
-                self._transport.write(_COMPLETION)
+                self._transport.write(self._head(_WHOLE) + _COMPLETION)
+
+    def _head(self, headers: bytes) -> bytes:
+        return _HEAD % (date_of(int(time.time())), headers, self._request_id)
 
     def _begin(self) -> None:
-        self._transport.write(_STREAM_HEAD)
+        self._transport.write(self._head(_STREAM))
         self._chunk(0)
 
     def _chunk(self, number: int) -> None:

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
+import httptools
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends.http.address import Address
 from backends.http.client import Call, UpstreamClient, UpstreamConnection
@@ -354,6 +357,10 @@ def answer_of(body: bytes, extra: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\nX-A: 1\r\n\r\n%b" % (extra, len(body), body)
 
 
+WITH_ID = b"server: uvicorn\r\nx-request-id: r1\r\n"
+"""Header lines of vLLM."""
+
+
 async def ask_for_whole(client: UpstreamClient) -> Recorder:
     recorder = Recorder()
     client.send(Call(REQUEST, b"", recorder, whole=recorder))
@@ -374,6 +381,9 @@ async def test_answers_with_a_known_head_arrive_in_one_call_and_others_are_parse
         (answer_of(b"d"), 200, b"d", 0),
         (answer_of(b""), 200, b"", 1),
         (answer_of(long), 200, long, 1),
+        (answer_of(b"e", WITH_ID), 200, b"e", 0),
+        (answer_of(b"other", WITH_ID.replace(b"r1", b"r22")), 200, b"other", 1),
+        (answer_of(b"f", WITH_ID.replace(b"uvicorn", b"nginx")), 200, b"f", 0),
         (answer_of(b"last", b"connection: close\r\n"), 200, b"last", 0),
     ]
     async with serving(answering(*(answer for answer, *_ in sent), close=True)) as client:
@@ -416,3 +426,55 @@ async def test_an_answer_with_a_known_head_in_pieces_is_parsed() -> None:
 )
 def test_a_head_without_exactly_one_length_has_no_pattern(head: bytes) -> None:
     assert pattern_of(head + b"ok") is None
+
+
+def head_of(data: bytes) -> list[tuple[bytes, bytes]] | None:
+    """Return the headers that a strict parser finds in an answer with a body of 2 bytes; None if it refuses it."""
+    headers: list[tuple[bytes, bytes]] = []
+    bodies: list[bytes] = []
+
+    class Callbacks:
+        on_header = staticmethod(lambda name, value: headers.append((name.lower(), value)))
+        on_body = staticmethod(bodies.append)
+
+    try:
+        httptools.HttpResponseParser(Callbacks()).feed_data(data)
+    except httptools.HttpParserError:
+        return None
+    return headers if bodies == [b"ok"] else None
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"r1", b"\r\n", b"\n", b"\r", b"\0", b"\xff", b" ", b"x", b": ", b"transfer-encoding: chunked", b"2"]
+        )
+    ).map(b"".join),
+    st.sampled_from([b"r1", b"uvicorn", b"X-A: 1", b"Length: 2", b"HTTP/1.1"]),
+)
+def test_a_head_that_matches_is_what_a_parser_reads(value: bytes, place: bytes) -> None:
+    known = answer_of(b"ok", WITH_ID)
+    pattern = pattern_of(known, id_varies=True)
+    assert pattern is not None
+    changed = known.replace(place, value, 1)
+    if pattern.body_begins(changed) == len(changed) - 2 and pattern.length == 2:
+        expected, found = head_of(known), head_of(changed)
+        assert expected is not None
+        assert found is not None
+        assert [name for name, _ in found] == [name for name, _ in expected]
+        assert all(one == other or one[0] == b"x-request-id" for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("request_id", [b"", b"a\nb: c", b"a\x00", b"\xe4", b"x" * 257, b"a\r\nb: c"])
+def test_a_request_id_that_is_no_short_text_matches_no_pattern(request_id: bytes) -> None:
+    pattern = pattern_of(answer_of(b"ok", WITH_ID), id_varies=True)
+    assert pattern is not None
+    assert pattern.body_begins(answer_of(b"ok", WITH_ID.replace(b"r1", b"x" * 256))) > 0
+    assert pattern.body_begins(answer_of(b"ok", WITH_ID.replace(b"r1", request_id))) == -1
+
+
+def test_id_varies_only_where_that_is_said() -> None:
+    pattern = pattern_of(answer_of(b"ok", WITH_ID))
+    assert pattern is not None
+    assert pattern.body_begins(answer_of(b"other", WITH_ID)) > 0
+    assert pattern.body_begins(answer_of(b"ok", WITH_ID.replace(b"r1", b"r2"))) == -1
