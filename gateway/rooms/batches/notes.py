@@ -25,11 +25,13 @@ class Notes:
     Examples
     --------
     >>> import pathlib, tempfile
-    >>> notes = Notes(Storage(pathlib.Path(tempfile.mkdtemp())), "notes")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> notes = Notes(Storage(pathlib.Path(folder.name)), "notes")
     >>> asyncio.run(notes.add(RUNS, 7, b"1")), asyncio.run(notes.add(COMPLETED, 8, b"{}"))
     (None, None)
     >>> [*notes.answers()], notes.answered, notes.runs
     ([(b'+', b'{}')], {8}, {7: 1})
+    >>> folder.cleanup()
     """
 
     def __init__(self, storage: Storage, path: str, is_over: Callable[[], bool] = bool) -> None:

@@ -41,13 +41,15 @@ class Storage:
 
     Examples
     --------
-    >>> from tempfile import mkdtemp
-    >>> storage = Storage(Path(mkdtemp()))
+    >>> from tempfile import TemporaryDirectory
+    >>> folder = TemporaryDirectory()
+    >>> storage = Storage(Path(folder.name))
     >>> storage.write("a/b", {"name": "one"}, [b"1", b"\\n2"])
     >>> storage.read("a/b", dict), [*storage.lines("a/b", 9)]
     ({'name': 'one'}, [b'1', b'2'])
     >>> storage.names("a"), storage.names("c"), storage.read("c", dict)
     (['b'], [], None)
+    >>> folder.cleanup()
     """
 
     def __init__(self, folder: Path, most_bytes: float = math.inf, on_aside: Callable[[str], object] = bool) -> None:

@@ -10,7 +10,8 @@ from gateway.config.load import ConfigError, load_pool
 SECRET = "sk-canary-0123456789"
 _ENVIRON = {"SECRET": SECRET, "PORT": "9000", "EMPTY": ""}
 _MESSAGE_CHARS = 200_000
-_file = Path(tempfile.mkdtemp(prefix="fuzz-pool-", dir="/dev/shm")) / "pool.yaml"
+_scratch = tempfile.TemporaryDirectory(prefix="fuzz-pool-")
+_file = Path(_scratch.name) / "pool.yaml"
 
 
 def fuzz_one(data: bytes) -> None:

@@ -43,7 +43,8 @@ _kind = policies()["thresholds"]
 _model = Model("m", _kind(_kind.Settings()), 1.0, {"b": _upstream})
 _router = Router({"m": _model}, Pool([_backend], HealthRules()), 1_500_000)
 _router.keep_prompts(_MAX_BYTES)
-_file = Path(tempfile.mkdtemp(prefix="fuzz-record-", dir="/dev/shm")) / "trace.jsonl"
+_scratch = tempfile.TemporaryDirectory(prefix="fuzz-record-")
+_file = Path(_scratch.name) / "trace.jsonl"
 
 
 @dataclass

@@ -23,7 +23,8 @@ _FORMATS = (
     *("aiperf", "litellm", "openai_batch", "messages"),
 )
 _PACKED = 4  # formats, from the first
-_folder = Path(tempfile.mkdtemp(prefix="fuzz-trace-", dir="/dev/shm"))
+_scratch = tempfile.TemporaryDirectory(prefix="fuzz-trace-")
+_folder = Path(_scratch.name)
 _file = _folder / "trace"
 
 
