@@ -359,7 +359,7 @@ def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcom
     spec: dict[str, Any] = {}
     if outcome.drafted_tokens is not None:
         spec["drafted_tokens"] = outcome.drafted_tokens
-        if usage is not None and usage.drafting_steps is not None:
+        if usage is not None:
             spec["drafting_steps"] = usage.drafting_steps
     if outcome.accepted_tokens is not None:
         spec["accepted_tokens"] = outcome.accepted_tokens
@@ -370,9 +370,7 @@ def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcom
     if spec:
         document["spec"] = spec
     if lengths:
-        document["acceptance"] = {
-            method: {"mean_acceptance_length": micro(length)} for method, length in lengths.items()
-        }
+        document["acceptance"] = {way: {"mean_acceptance_length": micro(length)} for way, length in lengths.items()}
 
 
 def _intervals(chunks: array[float]) -> npt.NDArray[np.float32]:
