@@ -21,6 +21,7 @@ from gateway.relay.waiting.queue import rank_of
 from gateway.routing.access import RequestHeaders
 from gateway.routing.keys import Client
 from gateway.routing.router import SMALL_BYTES
+from gateway.routing.sticky import Home
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
@@ -204,7 +205,7 @@ def _routed(
             observers.extend(follow(followers, routed, body))
         if endpoint is Endpoint.RESPONSES:
             conversation = "" if routed.response_id else stored_in(routed.document or {})
-            observers.append(LocationObserver(relay.router.locations, conversation))
+            observers.append(LocationObserver(relay.router.locations, model.name, conversation))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
             sent = routed.headers.priority if routed.priority is None else routed.priority
             rank = rank_of(request.client.priority, sent)
@@ -245,8 +246,9 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
         if not exchange.is_open:
             return
         if True in said:
-            routed.found_at(up[said.index(True)].name)
-            relay.router.locations.remember(wanted, up[said.index(True)].name)
+            home = Home(routed.model.name, up[said.index(True)].name)
+            routed.found_at(home.backend)
+            relay.router.locations.remember(wanted, home)
         elif exchange.sender.is_relayed and up and None not in said:
             lost = f"; it was lost with its replica {routed.home}" if routed.home else ""
             message = f"Response with id '{wanted}' not found{lost}."

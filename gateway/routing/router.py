@@ -123,12 +123,15 @@ class Router:
         name = document.get("model") or None
         if name is None:
             name = (headers.form and text_in_form(headers.form, body, "model")) or wanted.model or None
-        model, adapter = self.find(name, client, path)
-        policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
-        has_choices, items = False, 0
+        response_id, home = "", None
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             response_id = response_of(path, document)
-        elif endpoint is _EMBEDDINGS:
+            home = self.locations.home_of(response_id)
+            name = name or (home.model if home is not None and client.may_use(home.model) else None)
+        model, adapter = self.find(name, client, path)
+        policy, traffic, usage_options = model.policy, model.traffic, None
+        has_choices, items = False, 0
+        if endpoint is _EMBEDDINGS:
             items = _texts(document.get("input"))
         elif endpoint is _CHAT or endpoint is _COMPLETIONS:
             has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
@@ -165,7 +168,7 @@ class Router:
             model,
             described,
             response_id,
-            self.locations.home_of(response_id) if response_id else None,
+            home.backend if home is not None and home.model == model.name else None,
             client=client,
             headers=wanted,
             document=document,
