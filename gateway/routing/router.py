@@ -116,6 +116,14 @@ class Router:
         if _may_be_object(body):  # anything else is not parsed
             yield from check_cost(body, self._most_values)
 
+    def unplaced(self, headers: RequestHeaders) -> str:
+        """Return the id of the stored response that a request reads, if nothing tells its model here; else nothing."""
+        if self._only is not None or headers.endpoint is not _OTHER or headers.routing_headers.model:
+            return ""
+        response_id = response_of(headers.path, {})
+        home = self.locations.home_of(response_id)
+        return "" if home is not None and headers.client.may_use(home.model) else response_id
+
     def route(self, headers: RequestHeaders, body: bytes, now_s: float, *, whole: bool = False) -> RoutedRequest:
         """Return a request with its model and the features that the choice needs, or with all features (`whole`)."""
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
