@@ -25,7 +25,7 @@ from gateway.relay.waiting.shares import FairShares
 from gateway.routing.keys import Keyring
 from gateway.routing.model import Model
 from gateway.routing.router import Sent
-from gateway.routing.sticky import ResponseLocations
+from gateway.routing.sticky import Home, ResponseLocations
 
 HEARTBEAT_S = 1.0
 """A process reports at least this often."""
@@ -98,7 +98,7 @@ class Peers:
         self._ids: dict[str, str] = {}  # of replicas, by URL
         self._answered: dict[str, tuple[float, float]] = {}  # tokens and steps from all peers so far, by replica
         self._draining: dict[str, Draining] = {}
-        self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
+        self._responses: deque[tuple[float, str, Home]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
 
@@ -140,7 +140,7 @@ class Peers:
         }
         while self._responses and now_s - self._responses[0][0] > _RESPONSES_S:
             self._responses.popleft()
-        responses = {response: backend for _, response, backend in self._responses}
+        responses = {response: home for _, response, home in self._responses}
         sent = [SentPrompt(self._id(one), each.prefix, each.prefix_tokens) for one, each in self._sent]
         self._prompts.appendleft(sent)
         self._sent.clear()
@@ -193,8 +193,8 @@ class Peers:
             heard = self._draining.get(replica)
             if replica in present and (heard is None or said.number > heard.number):
                 self._drain(replica, said)
-        for response, backend in report.responses.items():
-            self._locations.remember(response, backend)
+        for response, home in report.responses.items():
+            self._locations.remember(response, home)
 
     def settle(self, place: object, *, is_reported: bool, is_out: bool) -> int:
         """Forget silent peers, and count the others in load and limits; return their number.

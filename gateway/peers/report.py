@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from backends.reported import MOST_COUNT
 from gateway.relay.limits import KeyUse
+from gateway.routing.sticky import Home
 from policies.features.prompt import MAX_PREFIXES
 
 _MAX_BYTES = 4 << 20
@@ -56,10 +57,10 @@ class Report(NamedTuple):
     # Total tokens and steps of its answers whose steps are known, by replica.
     answered: dict[str, tuple[Amount, Amount]]
     draining: dict[str, Draining]
-    responses: dict[str, str]  # backends that hold the responses stored in the last seconds, by response id
+    responses: dict[str, Home]  # backends that hold the responses stored in the last seconds, by response id
     prompts: list[list[SentPrompt]]  # new since the previous report, new in that one, and so on
     served_s: dict[str, dict[str, Seconds]]  # by model with a queue: what it served, by client id
-    format: Literal[5] = 5
+    format: Literal[6] = 6
 
     def encode(self) -> bytes:
         """Return the report as JSON."""

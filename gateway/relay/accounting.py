@@ -130,7 +130,7 @@ def _observed(ended: EndedExchange, relay: RelayContext) -> bool:
     if features.n == 1 and not outcome.is_estimated and ended.stream is not None:
         chunks = ended.stream.content_chunks(features.endpoint, with_usage=True)
     if chunks:
-        upstream.learn_chunks(outcome.output_tokens, chunks)
+        upstream.learn_chunks(outcome.output_tokens, chunks, tools=features.tools)
     if has_pace:
         upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / features.n)
     # Drafts limited to a smaller depth than the engine's own say nothing about its method.
@@ -251,7 +251,9 @@ def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, up
     chunks = 0 if stream is None else stream.content_chunks(features.endpoint, with_usage=not is_estimated)
     if output_tokens is None:
         if stream is not None:
-            output_tokens = upstream.estimate(chunks)
+            output_tokens = upstream.estimate(chunks, tools=features.tools)
+            if features.max_tokens is not None:
+                output_tokens = min(output_tokens, features.n * features.max_tokens)
         else:
             is_estimated = ended.unread_bytes > 0
             output_tokens = 0 if features.endpoint is _EMBEDDINGS else round(ended.unread_bytes / BYTES_PER_TOKEN)

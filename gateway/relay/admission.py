@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backends import background
+from backends.backend import Backend
 from backends.health import State
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import RelayContext
@@ -21,11 +22,13 @@ from gateway.relay.waiting.queue import rank_of
 from gateway.routing.access import RequestHeaders
 from gateway.routing.keys import Client
 from gateway.routing.router import SMALL_BYTES
+from gateway.routing.sticky import Home
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
 _now_s: Final = time.perf_counter
 _monotonic_s: Final = time.monotonic
+_UP: Final = State.UP
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
 _NOTHING: Final[dict[str, object]] = {}
@@ -118,7 +121,7 @@ def _refuse(relay: RelayContext, delivery: Delivery, sender: Sender, error: Gate
 
 
 class _Turn:
-    """A request that waits for a place of its key, or for its large body to be parsed."""
+    """A request that waits for a place of its key, for its large body to be parsed, or for its model to be found."""
 
     def __init__(self, relay: RelayContext, client: Client | None) -> None:
         self.relay = relay
@@ -153,7 +156,7 @@ def _route_in_turn(
             if not turn.is_open:
                 return
             yield
-    except Exception as error:  # noqa: BLE001 -- as in `_route`
+    except Exception as error:  # noqa: BLE001 -- as in `_send`
         turn.client_gone()
         _refuse(relay, delivery, sender, _known(error, delivery, None))
         return
@@ -163,6 +166,54 @@ def _route_in_turn(
 
 
 def _route(
+    relay: RelayContext, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> None:
+    """Send a request to a backend of its model, once that is known."""
+    if wanted := relay.router.unplaced(delivery.request):
+        turn = _Turn(relay, delivery.request.client)
+        reply.answered_by(turn)
+        background.start("requests", _find_model(turn, wanted, delivery, body, reply, sender, closed))
+    else:
+        _send(relay, delivery, body, reply, sender, closed)
+
+
+async def _find_model(
+    turn: _Turn, wanted: str, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> None:
+    """Ask the engines of all models that a client may use for the response that it reads, and send the request."""
+    relay, client = turn.relay, delivery.request.client
+    try:
+        async with relay.lookups.place(client):
+            if not turn.is_open:
+                return
+            up = [each for each in relay.pool if each.health.state is _UP and client.may_use(each.model)]
+            said = await _holds(relay, wanted, up)
+        if not turn.is_open:
+            return
+        if True in said:
+            found = up[said.index(True)]
+            relay.router.locations.remember(wanted, Home(found.model, found.name))
+        elif up and None not in said:
+            raise _not_found(wanted, "response_id")  # noqa: TRY301
+    except Exception as error:  # noqa: BLE001 -- as in `_send`
+        if turn.is_open:
+            turn.client_gone()
+            _refuse(relay, delivery, sender, _known(error, delivery, None))
+    else:
+        turn.end()
+        _send(relay, delivery, body, reply, sender, closed)
+
+
+async def _holds(relay: RelayContext, wanted: str, backends: Sequence[Backend]) -> list[bool | None]:
+    """Return whether each backend holds a response; None where its engine does not tell."""
+    return await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in backends])
+
+
+def _not_found(wanted: str, param: str, lost: str = "") -> GatewayError:
+    return GatewayError(404, f"Response with id '{wanted}' not found{lost}.", code="response_not_found", param=param)
+
+
+def _send(
     relay: RelayContext, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
 ) -> None:
     exchange, rank = None, 0
@@ -204,7 +255,7 @@ def _routed(
             observers.extend(follow(followers, routed, body))
         if endpoint is Endpoint.RESPONSES:
             conversation = "" if routed.response_id else stored_in(routed.document or {})
-            observers.append(LocationObserver(relay.router.locations, conversation))
+            observers.append(LocationObserver(relay.router.locations, model.name, conversation))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
             sent = routed.headers.priority if routed.priority is None else routed.priority
             rank = rank_of(request.client.priority, sent)
@@ -241,17 +292,17 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
             if not exchange.is_open:  # its client has gone, or its time is up
                 return
             up = relay.pool.up(routed.model.name)
-            said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])
+            said = await _holds(relay, wanted, up)
         if not exchange.is_open:
             return
         if True in said:
-            routed.found_at(up[said.index(True)].name)
-            relay.router.locations.remember(wanted, up[said.index(True)].name)
+            home = Home(routed.model.name, up[said.index(True)].name)
+            routed.found_at(home.backend)
+            relay.router.locations.remember(wanted, home)
         elif exchange.sender.is_relayed and up and None not in said:
             lost = f"; it was lost with its replica {routed.home}" if routed.home else ""
-            message = f"Response with id '{wanted}' not found{lost}."
             param = "response_id" if exchange.delivery.endpoint is _OTHER else "previous_response_id"
-            raise GatewayError(404, message, code="response_not_found", param=param)  # noqa: TRY301
+            raise _not_found(wanted, param, lost)  # noqa: TRY301
         exchange.begin(rank)
     except Exception as error:  # noqa: BLE001
         known = _known(error, exchange.delivery, exchange)

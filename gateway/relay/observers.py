@@ -14,7 +14,7 @@ from gateway.dialects.usage import Usage
 from gateway.routing.keys import Client
 from gateway.routing.model import Upstream
 from gateway.routing.routed_request import RoutedRequest
-from gateway.routing.sticky import ResponseLocations
+from gateway.routing.sticky import Home, ResponseLocations
 from policies.policy import Decision, Outcome
 
 
@@ -167,15 +167,15 @@ def _note(error: Exception, failed: object) -> None:
 class LocationObserver(Observer):
     """Records which backend holds a stored response, and its tokens including all before it."""
 
-    def __init__(self, locations: ResponseLocations, conversation: str = "") -> None:
+    def __init__(self, locations: ResponseLocations, model: str, conversation: str = "") -> None:
         self._locations = locations
         self._conversation = conversation  # id of the conversation that the request continues; empty without one
-        self._backend = ""
+        self._home = Home(model, "")
         self._response: str | None = None  # its id; None before the answer
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Keep the name of the backend."""
-        self._backend = decision.backend
+        self._home = Home(self._home.model, decision.backend)
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Read the location from the first events."""
@@ -184,7 +184,7 @@ class LocationObserver(Observer):
 
     def on_answer(self, body: bytes, document: object) -> None:
         """Read the location from the answer."""
-        self._response = self._locations.note_answer(body, self._backend)
+        self._response = self._locations.note_answer(body, self._home)
 
     def on_end(self, ended: EndedExchange) -> None:
         """Record the tokens of the stored response and conversation, if the engine reported usage."""

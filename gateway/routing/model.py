@@ -59,7 +59,8 @@ class Upstream:
         self.metrics = metrics
         self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from arrival to end
         self._paces = 0
-        self.tokens_per_chunk = 0.0  # mean of recent streams; 0.0 if unknown
+        # Mean of recent streams, by whether they offered tools: the parser of tool calls joins chunks.
+        self._tokens_per_chunk: dict[bool, float] = {}
         self._answer: AnswerHead | None = None
         self._answer_lines = b"", False
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # cache by policy and reason; there are few
@@ -83,14 +84,15 @@ class Upstream:
             self._paces = min(self._paces + 1, _PACES)
             self.pace_s += (max(_LEAST_PACE_S, seconds / tokens) - self.pace_s) / self._paces
 
-    def learn_chunks(self, tokens: int, chunks: int) -> None:
+    def learn_chunks(self, tokens: int, chunks: int, *, tools: bool) -> None:
         """Update the mean tokens per chunk with a stream whose tokens are known, at a weight of 5%."""
         mean = min(tokens / chunks, _MOST_PER_CHUNK)
-        self.tokens_per_chunk += (0.05 if self.tokens_per_chunk else 1.0) * (mean - self.tokens_per_chunk)
+        known = self._tokens_per_chunk.get(tools, mean)
+        self._tokens_per_chunk[tools] = known + 0.05 * (mean - known)
 
-    def estimate(self, chunks: int) -> int:
+    def estimate(self, chunks: int, *, tools: bool) -> int:
         """Estimate the tokens in a number of chunks, from its streams or its engine's counters."""
-        return round(chunks * max(1.0, self.tokens_per_chunk or self.backend.load.tokens_per_step))
+        return round(chunks * max(1.0, self._tokens_per_chunk.get(tools) or self.backend.load.tokens_per_step))
 
     def lines_for_client(self, headers: HeaderList) -> bytes:
         """Return the header lines of an answer for the client."""

@@ -116,6 +116,14 @@ class Router:
         if _may_be_object(body):  # anything else is not parsed
             yield from check_cost(body, self._most_values)
 
+    def unplaced(self, headers: RequestHeaders) -> str:
+        """Return the id of the stored response that a request reads, if nothing tells its model here; else nothing."""
+        if self._only is not None or headers.endpoint is not _OTHER or headers.routing_headers.model:
+            return ""
+        response_id = response_of(headers.path, {})
+        home = self.locations.home_of(response_id)
+        return "" if home is not None and headers.client.may_use(home.model) else response_id
+
     def route(self, headers: RequestHeaders, body: bytes, now_s: float, *, whole: bool = False) -> RoutedRequest:
         """Return a request with its model and the features that the choice needs, or with all features (`whole`)."""
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
@@ -123,12 +131,15 @@ class Router:
         name = document.get("model") or None
         if name is None:
             name = (headers.form and text_in_form(headers.form, body, "model")) or wanted.model or None
-        model, adapter = self.find(name, client, path)
-        policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
-        has_choices, items = False, 0
+        response_id, home = "", None
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             response_id = response_of(path, document)
-        elif endpoint is _EMBEDDINGS:
+            home = self.locations.home_of(response_id)
+            name = name or (home.model if home is not None and client.may_use(home.model) else None)
+        model, adapter = self.find(name, client, path)
+        policy, traffic, usage_options = model.policy, model.traffic, None
+        has_choices, items = False, 0
+        if endpoint is _EMBEDDINGS:
             items = _texts(document.get("input"))
         elif endpoint is _CHAT or endpoint is _COMPLETIONS:
             has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
@@ -165,7 +176,7 @@ class Router:
             model,
             described,
             response_id,
-            self.locations.home_of(response_id) if response_id else None,
+            home.backend if home is not None and home.model == model.name else None,
             client=client,
             headers=wanted,
             document=document,

@@ -24,6 +24,7 @@ from gateway.gateway import Gateway, join
 from gateway.relay.roles import Ongoing
 from gateway.relay.waiting.queue import ModelQueue, without_bound
 from gateway.routing.model import Model, Upstream
+from gateway.routing.sticky import Home
 from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, successor
 
 _FIRST_PROBE_S = 1.0
@@ -139,7 +140,7 @@ class Handover:
         """Remove a replica that has left, or was replaced, from the policies."""
         if any(backend is member for member in self.members):
             return  # another client for the same replica
-        self.gateway.relay.router.locations.forget(backend.name)
+        self.gateway.relay.router.locations.forget(Home(backend.model, backend.name))
         returns = backend.name in _upstreams_of(self.later, backend.model)
         models = [models[backend.model] for models in (before, self.later.models) if backend.model in models]
         for model in models:

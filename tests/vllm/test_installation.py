@@ -31,6 +31,13 @@ assert time.monotonic() - began_s >= 200 * 5e-5
 assert time.process_time() - began_cpu_s < (time.monotonic() - began_s) / 2
 """
 
+# As the rejection sampler calls it for requests with top-k of which none has drafts.
+TOP_K = """
+import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_only
+assert apply_top_k_only(torch.empty(0, 8), torch.empty(0, dtype=torch.int32)).shape == (0, 8)
+"""
+
 
 def test_it_is_the_version_for_the_cpu(in_vllm: Callable[..., Any]) -> None:
     assert in_vllm("from importlib.metadata import version; answer = version('vllm')") == "0.32.0+cpu"
@@ -42,6 +49,10 @@ def test_the_parameters_of_each_request_reach_its_draft_tokens(in_vllm: Callable
 
 def test_an_engine_that_waits_leaves_its_core_to_others(in_vllm: Callable[..., Any]) -> None:
     in_vllm(WAIT)
+
+
+def test_top_k_of_no_drafts_ends_no_engine(in_vllm: Callable[..., Any]) -> None:
+    in_vllm(TOP_K)
 
 
 def test_installing_again_does_nothing(installed: Path) -> None:

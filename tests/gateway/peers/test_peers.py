@@ -20,6 +20,7 @@ from gateway.peers.peers import SILENT_S
 from gateway.peers.report import decode
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Keyring
+from gateway.routing.sticky import Home
 from gateway.telemetry.registry import Registry
 from policies.features.request import Endpoint, RequestFeatures
 from policies.roles import Price
@@ -210,9 +211,9 @@ async def test_nothing_is_kept_of_the_answers_of_replicas_that_have_left() -> No
 
 def test_stored_responses_are_found_by_all() -> None:
     one, two = known(2)
-    one.locations.note_answer(b'{"id": "resp_1"}', "2")
+    one.locations.note_answer(b'{"id": "resp_1"}', Home("m", "2"))
     exchange(one, two)
-    assert two.locations.home_of("resp_1") == "2"
+    assert two.locations.home_of("resp_1") == Home("m", "2")
     exchange(one, two, rounds=4, passed_s=1.0)
     assert decode(one.peers.report).responses == {}, "not for ever"
 

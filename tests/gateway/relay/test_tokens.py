@@ -148,6 +148,19 @@ async def test_what_is_left_alone_if_engines_are_not_to_be_asked() -> None:
         assert await running.counted("gateway_output_tokens_total") == 3 * TOKENS
 
 
+async def test_chunks_of_tool_calls_say_nothing_of_text() -> None:
+    """The parser of tool calls holds chunks back, so that each has more tokens; a request may bound its own."""
+    async with start_gateway({"a": "baseline"}, behaviour=SteppingEngine(joined=10), ask_usage=False) as running:
+        ends = followed(running)
+        await running.client.post(CHAT, json=body_of(CHAT, "tools", stream=True, asks=True))
+        running.upstreams["a"].behaviour = SteppingEngine()
+        for kind, bound, tokens in (("plain", None, TOKENS), ("tools", None, 10 * TOKENS), ("tools", 99, 99)):
+            body = body_of(CHAT, kind, stream=True, asks=False) | {"max_tokens": bound}
+            await running.client.post(CHAT, json=body)
+            await running.until(lambda: not running.gateway.relay.exchanges)
+            assert (ends.last.output_tokens, ends.last.is_estimated) == (tokens, True), (kind, bound)
+
+
 async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
     engine = SteppingEngine(PER_STEP)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:

@@ -18,6 +18,7 @@ from benchmarks.metrics_page import total
 from gateway.config.pool_file import PoolFile
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
+from gateway.routing.sticky import Home
 from gateway.service.change import Handover, prepare
 from gateway.service.replicas import plan
 from policies.features.request import Endpoint, RequestFeatures
@@ -155,7 +156,7 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
     async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running:
         before, statistics = running.backend("a"), running.gateway.models[MODEL].policy.statistics  # type: ignore[attr-defined]
         statistics.add(STEPS, ("a",), *[1.0] * STEPS.width)
-        running.gateway.relay.router.locations.remember("resp_1", "a")
+        running.gateway.relay.router.locations.remember("resp_1", Home(MODEL, "a"))
         await change(running, backends={"a": {"method": "baseline", "url": c.url}})
         assert running.backend("a") is not before
         assert running.gateway.relay.router.locations.home_of("resp_1") is None

@@ -6,17 +6,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import httpx
 import pytest
 
 from backends.health import State
 from gateway.routing import lookups
-from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from gateway.routing.sticky import Home
+from tests.gateway.conftest import MODEL, Running, Start, bearer, start_gateway
 from tests.support.upstream import Behaviour, Wire
 
 THREE = {"a": "baseline", "b": "ngram", "c": "baseline"}
 PATH = "/v1/responses"
+OTHER = "secret"
 
 
 def storing() -> Behaviour:
@@ -63,6 +66,30 @@ async def test_a_gateway_that_has_just_begun_finds_the_replica_of_a_response() -
             assert sum(len(each.seen) for each in running.upstreams.values()) == asked + 1
             read = await running.client.get(f"{PATH}/{first}?model={MODEL}")
             assert read.json()["id"] == first
+
+
+async def test_of_several_models_a_response_is_read_without_naming_its_own(gateway_of: Start) -> None:
+    """OpenAI's clients name no model when they read a response. Backends of two models may have the same name."""
+    keys: list[dict[str, Any]] = [{"name": "all", "key": "sk-all"}, {"name": "one", "key": "sk-one", "models": [MODEL]}]
+    for key in keys:
+        key["max_in_flight"] = 1  # no request may leave its place taken
+    model = {"policy": {"name": "random"}, "default_temperature": 1.0}
+    models = {
+        name: model | {"backends": {"a": {"method": "baseline", "url": f"http://{name}:1"}}} for name in (MODEL, OTHER)
+    }
+    async with gateway_of({"a": "baseline"}, behaviour=storing(), keys=keys, models=models) as running:
+        client, every, one = running.client, bearer("sk-all"), bearer("sk-one")
+        made = (await client.post(PATH, json={"model": MODEL, "input": "hi"}, headers=every)).json()["id"]
+        for headers in (every, one):
+            assert (await client.get(f"{PATH}/{made}", headers=headers)).json()["id"] == made
+        running.gateway.relay.router.locations.remember("resp_2", Home(OTHER, "a"))
+        assert f"No backend of {OTHER}" in (await client.get(f"{PATH}/resp_2", headers=every)).text
+        for hidden in ("resp_2", "resp_unknown"):
+            refused = await client.get(f"{PATH}/{hidden}", headers=one)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
+            assert OTHER not in refused.text
+        running.gateway.relay.router.locations.forget(Home(MODEL, "a"))  # as after a restart
+        assert (await client.get(f"{PATH}/{made}", headers=every)).json()["id"] == made
 
 
 async def test_a_response_that_no_engine_holds_is_said_to_be_lost(gateway_of: Start) -> None:
