@@ -133,7 +133,7 @@ class Watch:
             async with asyncio.timeout(5.0 * self.rules.timeout_s):
                 return await self.probe.run(admit=admit, prove=self.backend.health.has_stalled)
         except Exception as error:  # noqa: BLE001 -- such as an OSError that httpx does not wrap
-            logger.warning("a probe failed: %s", type(error).__name__)
+            logger.warning("%s: a probe failed: %s", self.label, type(error).__name__)
             return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
 
     def take(self, result: ProbeResult, now_s: float) -> list[EngineChange]:

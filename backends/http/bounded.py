@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -15,7 +16,8 @@ class UnboundedError(httpx.HTTPError):
 
 
 async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the parts of a body as they arrive."""
+    """Yield the parts of a body as they arrive; it may take twice the time-out of a read."""
+    end_s = time.monotonic() + 2.0 * answer.request.extensions["timeout"]["read"]
     path, encoding = answer.request.url.path, answer.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise UnboundedError(f"{path} came compressed ({encoding[:20]}), which was not asked for")
@@ -24,6 +26,8 @@ async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[byt
         size_bytes += len(part)
         if size_bytes > most_bytes:
             raise UnboundedError(f"{path} is longer than {most_bytes} bytes")
+        if time.monotonic() > end_s:
+            raise httpx.ReadTimeout(f"{path} trickles", request=answer.request)
         yield part
 
 

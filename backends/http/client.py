@@ -25,6 +25,7 @@ _NO_BODY_STATUSES: Final = frozenset({204, 304})
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
 """Consecutive bytes allowed without any of a body: heads, interim answers, chunk extensions, trailers."""
+_MOST_JOINED_BYTES: Final = 1 << 16  # larger bodies are not copied, and may be answered before they are sent
 _MOST_IN_A_TURN_BYTES: Final = 1 << 16
 """Bytes of an answer parsed before other connections get their turn; a single read may return more."""
 
@@ -191,7 +192,8 @@ class UpstreamConnection:
         """Release the connection and end the call."""
         if self._status < 200 or self._call is None:
             return
-        reusable = self._parser.should_keep_alive() and not self._until_close and not self._call.once
+        is_sent = self._transport is not None and not self._transport.get_write_buffer_size()  # it may never be read
+        reusable = is_sent and self._parser.should_keep_alive() and not self._until_close and not self._call.once
         if reusable and self._first is not None and self._status == 200:
             self._client.known.learn(self._first, self._headers)
         self._complete(reusable=reusable)
@@ -206,7 +208,7 @@ class UpstreamConnection:
         self._head_passed = False
         self._fresh = True
         self._bare_bytes = 0
-        if len(call.body) < 65_536:
+        if len(call.body) < _MOST_JOINED_BYTES:
             request = call.head + call.body  # one segment, one system call
             if (writes := self._client.writes) is not None:
                 writes.add(self._transport, request)
@@ -282,7 +284,7 @@ class Call:
         self.receiver = receiver
         self.head_only = head_only
         self.once = once  # whether its connection must carry no other call
-        self.whole = None if head_only or once else whole
+        self.whole = None if head_only or once or len(body) >= _MOST_JOINED_BYTES else whole
         self.connection: UpstreamConnection | None = None
         self.reused = False  # whether its connection carried another call before
         self.answered = False  # true from the first byte of the answer

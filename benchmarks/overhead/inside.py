@@ -62,6 +62,9 @@ class NullTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written = data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return False
 

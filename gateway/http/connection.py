@@ -142,7 +142,7 @@ class ServerConnection(Connection):
             return
         if self._slow_since_s:
             if self.receives_nothing_s(now_s) > limits.stall_s:
-                self.abort()
+                self.reset()
         elif self.is_closing:
             if taken_s > _LINGER_S + limits.stall_s:
                 transport.abort()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from abc import ABC, abstractmethod
 from email.utils import formatdate
@@ -18,6 +20,7 @@ _STATUS_LINES: Final = {
 }
 _SIZES: Final = [b"%x" % size for size in range(2**10)]  # precomputed, since a stream has many chunks
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
+_RESET: Final = struct.pack("ii", 1, 0)
 _LEAST_RECEIVED_BYTES: Final = 2**14
 """A slow client that receives less than this makes no progress."""
 
@@ -103,6 +106,13 @@ class Connection(ABC):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def reset(self) -> None:
+        """Close the connection immediately and not plainly: with HTTP/1.0, half an answer would look complete."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None:  # it is None once TLS has lost its connection
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.abort()
 
     @abstractmethod
     def answered(self, reply: HttpReply) -> None:
@@ -199,8 +209,9 @@ class HttpReply:
 
     def abort(self) -> None:
         """Close the connection before the end of the answer."""
-        self.keep_alive = False
-        self._finish()
+        self.has_ended = True
+        self.source = None
+        self._connection.reset()
 
     def _close_line(self) -> bytes:
         if not self.is_complete:

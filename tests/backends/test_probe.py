@@ -140,8 +140,19 @@ async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behavi
                 await eventually(lambda: upstream.aborted == 1)  # no more of it is read
 
 
-async def test_a_metrics_page_that_takes_long_is_no_failed_health_check() -> None:
-    async with Upstream("a", "m", metrics_behaviour=hang) as upstream, probe_of(upstream.url, 0.5) as probe:
+async def trickle(wire: Wire) -> None:
+    """Send some of a page again and again, each in time."""
+    await wire.begin_stream()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await wire.chunk(LINE)
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("page", [hang, trickle])
+async def test_a_metrics_page_that_takes_long_is_no_failed_health_check(page: Behaviour) -> None:
+    upstream = Upstream("a", "m", metrics_behaviour=page)
+    async with asyncio.timeout(10.0), upstream, probe_of(upstream.url, 0.5) as probe:
         result = await probe.run(admit=True)
     assert (result.problem, result.late, result.engine, result.ignored) == (None, False, None, ("metrics",))
 

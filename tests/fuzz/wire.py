@@ -83,6 +83,11 @@ class MemoryTransport:
         for part in parts:
             self.written += part
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> None: ...
+
     def is_closing(self) -> bool:
         return self._closing
 

@@ -163,6 +163,20 @@ async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyn
     return reader
 
 
+async def test_an_answer_that_breaks_off_does_not_look_complete_in_http_1_0() -> None:
+    service = Streaming()
+    async with serving(service, LIMITS) as served:
+        reader, writer = await served.connect()
+        writer.write(b"GET /a HTTP/1.0\r\n\r\n")
+        await eventually(lambda: service.handled)
+        service.handled[0].data(b"half")
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await reader.readuntil(b"half")).startswith(b"HTTP/1.1 200")
+            service.handled[0].abort()
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+
+
 class Broken(Streaming):
     """Fails to handle the second request, or to refuse one."""
 
