@@ -137,6 +137,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
             replica.prefixes.clear()
         if change is EngineChange.RELOAD or (change is EngineChange.RESTART and self.known.is_slow(backend)):
             self.statistics.drop(STEPS, lambda key: key[0] == backend)
+            self.statistics.ignore_others(STEPS, (backend,))
             if replica is not None:
                 replica.forget_prompts()
         if change is EngineChange.RELOAD and replica is not None:
