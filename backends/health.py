@@ -69,7 +69,7 @@ class Health:
     ejection_s: float = 0.0  # length of the last ejection
     ejected_until_s: float = -math.inf
     up_since_s: float = math.inf  # unknown if it was up from the start
-    returning_since_s: float = 0.0  # while it recovers: start of its trial, then of its slow start
+    returning_since_s: float = 0.0  # start of its last return: of its trial, then of its slow start
     is_on_trial: bool = False  # while it recovers: whether it has yet to serve a request
     # Tokens of prompts and answers, and KV usage; no engine reports -1. Last: when any part of an answer was read.
     progress: tuple[int, int, float, float] = (-1, -1, -1.0, 0.0)
@@ -119,6 +119,7 @@ class Strike:
 
     request: int
     message: str
+    at_s: float = math.inf  # when it did so, which may be long before another one has served it; infinity: just now
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +246,9 @@ def _return(health: Health, others: Others, rules: HealthRules, now_s: float) ->
         return health
     is_on_trial = was_ejected or health.has_stalled  # its probes do not show either failure
     is_slow = 0 < rules.slow_start_s <= others.longest_up_s
-    if not others.up or not (is_on_trial or is_slow):
-        return _in_state(health, State.UP, "", now_s)
     returning = replace(health, returning_since_s=now_s, is_on_trial=is_on_trial)
+    if not others.up or not (is_on_trial or is_slow):
+        return _in_state(returning, State.UP, "", now_s)
     return _in_state(returning, State.RECOVERING, _stage(returning, rules), now_s)
 
 
@@ -270,8 +271,8 @@ def _stage(health: Health, rules: HealthRules) -> str:
 
 
 def _strike(health: Health, evidence: Strike, others: Others, rules: HealthRules, now_s: float) -> Health:
-    if health.state not in SERVING:
-        return health  # evidence from a request sent earlier
+    if health.state not in SERVING or evidence.at_s < health.returning_since_s:
+        return health  # evidence from before it left service, and perhaps of an earlier engine
     if len(health.strikes) < rules.strikes:
         health = replace(health, strikes=health.strikes | {evidence.request})
     if len(health.strikes) < rules.strikes and health.state is State.UP:

@@ -303,8 +303,11 @@ class Pool:
         if backend.in_flight:
             with background.guarded("probes", of=watch.label):
                 books = self._listener.books(backend)
-        proof = result.is_certain, result.is_proven
+        was, proof = backend.health, (result.is_certain, result.is_proven)
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
+        is_said = result.problem in {None, was.reason} or was.state is not State.DOWN
+        if result.is_certain and not is_said:  # as when an engine that was down comes back with another model
+            logger.warning("%s is still down: %s", watch.label, result.problem)
 
     def _follow(self, watch: Watch, before: Health) -> None:
         """Announce a change of a replica's health."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from gateway.cli.output import say
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
+_PAUSE_S = 1.0
 _KEY_HELP = (
     "give admin.key of its pool file, or the key that it printed at start, with --admin-key or GATEWAY_ADMIN_KEY"
 )
@@ -35,6 +37,7 @@ class Admin:
     url: str
     key: str
     model: str | None = None
+    patience_s: float = 0.0  # seconds for which `get` waits for a gateway that restarts
 
     def get(self, path: str, **query: object) -> Any:
         """Return the answer to a `GET`; without one, print a message and exit 1."""
@@ -56,10 +59,18 @@ class Admin:
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
         headers = {b"authorization": f"Bearer {self.key.strip()}".encode()} if self.key else {}
+        until_s = time.monotonic() + (self.patience_s if method == "GET" else 0.0)
         try:
-            response = httpx.request(
-                method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=trusted(), **body
-            )
+            while True:
+                try:
+                    response = httpx.request(
+                        method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=trusted(), **body
+                    )
+                    break
+                except httpx.TransportError:
+                    if time.monotonic() >= until_s:
+                        raise
+                    time.sleep(_PAUSE_S)
             answer = response.json(object_hook=lambda fields: _Answer(fields, url))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = ". Does a gateway run there? --url names another." if isinstance(error, httpx.ConnectError) else ""

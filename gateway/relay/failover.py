@@ -78,8 +78,8 @@ class Failover:
 
     def __init__(self, exchange: Failing) -> None:
         self._exchange = exchange
-        # Backends that failed the request, and how: strikes, once another one serves it.
-        self._suspects: tuple[tuple[Backend, str], ...] = ()
+        # Backends that failed the request, how and when: strikes, once another one serves it.
+        self._suspects: tuple[tuple[Backend, str, float], ...] = ()
         self.was_suspected = False  # whether there was a suspect, even if its strike is reported
 
     def handle(self, attempt: Attempt, failure: Failure) -> Step:
@@ -94,7 +94,7 @@ class Failover:
             if verdict.step is Step.FAIL and failure.otherwise is not None:
                 verdict = replace(verdict, step=failure.otherwise)
             if verdict.blame is Blame.IF_SERVED and failure.message:
-                self._suspects += ((backend, failure.message),)
+                self._suspects += ((backend, failure.message, time.monotonic()),)
                 self.was_suspected = True
             self._carry_out(verdict, attempt, failure, others)
         except Exception as error:
@@ -109,8 +109,8 @@ class Failover:
     def served(self) -> None:
         """Report the backends that failed the request, since another one serves it."""
         exchange = self._exchange
-        for suspect, message in self._suspects:
-            exchange.relay.pool.report(suspect, Strike(fingerprint(exchange), message))
+        for suspect, message, at_s in self._suspects:
+            exchange.relay.pool.report(suspect, Strike(fingerprint(exchange), message, at_s))
         self._suspects = ()
 
     def _others(self, backend: Backend, kind: str) -> list[Backend]:

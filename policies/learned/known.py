@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final
 
 from backends.backend import Candidate
@@ -12,7 +13,7 @@ from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
 from policies.learned.prior import attention_share, known_to_tokens, text_of
-from policies.learned.replica import STEPS, KnownReplica, fit_factors
+from policies.learned.replica import STEPS, KnownReplica, fit_factors, mean_logs, possible
 from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, RequestKind, Shares, mean_of
 from policies.statistics import Statistics
@@ -142,6 +143,11 @@ class Known:
             self._of_arm[replica.arm] -= 1
             self._read_apart()
             self.prefixes.remove_backend(replica.prefixes)
+
+    def is_slow(self, backend: str) -> bool:
+        """Return whether a backend's steps take longer than is usual in the pool, for its method."""
+        logs = mean_logs(possible(self.statistics.buckets(STEPS)))
+        return backend in logs and logs[backend] > median(logs.values())
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by a factor; drop what was learned from them before."""

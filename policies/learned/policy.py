@@ -124,7 +124,10 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         self.known.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Reset the judgment of a backend, and forget its cache, and if reloaded, its speed."""
+        """Reset the judgment of a backend, and forget its cache, and its speed if it was slow or is reloaded.
+
+        A slow one would get no request that shows what it is now, since `learned` does not explore.
+        """
         if change is EngineChange.SPECULATION:  # effectively another backend under the same name
             self.forget(backend)
             return
@@ -132,10 +135,13 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         replica = self.known.replicas.get(backend)
         if replica is not None:
             replica.prefixes.clear()
-        if change is EngineChange.RELOAD:
+        if change is EngineChange.RELOAD or (change is EngineChange.RESTART and self.known.is_slow(backend)):
             self.statistics.drop(STEPS, lambda key: key[0] == backend)
+            self.statistics.ignore_others(STEPS, (backend,))
             if replica is not None:
-                self.statistics.drop(PER_STEP, lambda key: key[0] == replica.own)
+                replica.forget_prompts()
+        if change is EngineChange.RELOAD and replica is not None:
+            self.statistics.drop(PER_STEP, lambda key: key[0] == replica.own)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember that a backend has a prompt sent by another gateway."""

@@ -110,6 +110,10 @@ class KnownReplica:
         self._prompt_log += error / self._prompts
         self._prompt_s = 0.0, 0.0
 
+    def forget_prompts(self) -> None:
+        """Drop what was learned from the times of long prompts."""
+        self._prompt_log = self._prompts = 0.0
+
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
         """Return what a mean step under a load adds to the sums, None if implausible, and its expected time."""
         prior = self._prior if place is None else numbers(_mixed(self.priors, place))
@@ -290,9 +294,14 @@ def fit_factors(buckets: Mapping[Key, Sums]) -> dict[str, tuple[Factors, float]]
     The pool's factor is the median of the replicas' own, so that no single one makes all look faster or slower.
     """
     known = possible(buckets)
-    logs = {name: sums[1] / (sums[0] + 1.0) for name, sums in known.items()}
+    logs = mean_logs(known)
     usual = math.exp(median(logs.values())) if logs else 1.0
     return {name: (_fit(sums, usual), sums[0]) for name, sums in known.items()} | {"": ((usual,) * 4, 0.0)}
+
+
+def mean_logs(known: Mapping[str, Sums]) -> dict[str, float]:
+    """Return the mean log(observed / calibration) of each replica's steps."""
+    return {name: sums[1] / (sums[0] + 1.0) for name, sums in known.items()}
 
 
 def possible(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:

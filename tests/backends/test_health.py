@@ -146,6 +146,7 @@ def strikes(*requests: int, at_s: float = 0.0) -> list[tuple[float, Evidence]]:
         ([*strikes(1, 2, 3), (2.0, Probed())], State.RECOVERING),
         ([*strikes(1, 2, 3), (2.0, Probed()), (3.0, Served()), (8.0, Probed())], State.UP),
         ([*strikes(1, 2, 3), (2.0, Probed()), *strikes(4, at_s=3.0)], State.EJECTED),  # one is enough
+        ([*strikes(1, 2, 3), (2.0, Probed()), (3.0, Strike(4, "broke off", at_s=1.9))], State.RECOVERING),  # before it
         ([*strikes(1, 2, 3), (2.0, Probed()), (3.0, Alone())], State.UP),
         ([(0.0, Probed(engine=EngineMetrics(running=1))), (4.1, Probed(engine=EngineMetrics(running=1)))], State.DOWN),
         ([(0.0, Probed(engine=EngineMetrics())), (4.1, Probed(engine=EngineMetrics()))], State.UP),

@@ -110,6 +110,22 @@ async def test_a_model_that_all_engines_call_otherwise_is_one_line(caplog: pytes
         await stays(lambda: caplog.messages.count(said) == 1, 0.2)
 
 
+async def test_an_engine_that_comes_back_with_another_model_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It was down while it restarted: that it still is has another reason now."""
+    async with running_pool() as (_, backend, upstream):
+        await eventually(lambda: backend.health.state is State.UP)
+        await upstream.die()
+        await eventually(lambda: backend.health.state is State.DOWN)
+        upstream.model = "other"
+        await upstream.come_back()
+        said = "m/a is still down: serves other, not m: "
+        await eventually(lambda: any(line.startswith(said) for line in caplog.messages))
+        await stays(lambda: sum(line.startswith(said) for line in caplog.messages) == 1, 0.2)
+        upstream.model = "m"
+        await eventually(lambda: backend.health.state is State.UP)
+        assert sum("is still down" in line for line in caplog.messages) == 1
+
+
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections but never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -95,3 +95,19 @@ def test_dropped_buckets_are_gone_from_all_epochs_and_count_as_changed() -> None
     assert statistics.buckets(other) == {("a",): (1.0,)}
     assert statistics.take_changed() == [("t", 1000), ("t", 1001)]
     assert statistics.observations > before
+
+
+def test_what_others_have_told_of_a_bucket_is_ignored_up_to_now() -> None:
+    statistics, now_s = _statistics()
+    statistics.set_others_of("t", 1000, {("a",): (1.0, 1.0), ("b",): (1.0, 1.0)})
+    statistics.ignore_others(TABLE, ("a",))
+    assert statistics.buckets(TABLE).keys() == {("b",)}
+    statistics.set_others_of("t", 1000, {("a",): (2.0, 2.0)})  # told again, as by a process that has ended
+    statistics.set_others_of("t", 1001, {("a",): (1.0, 3.0)})
+    now_s[0] += 1.0
+    assert statistics.buckets(TABLE) == {("a",): (1.0, 3.0)}
+    statistics.add(TABLE, ("a",), 1.0, 2.0)
+    assert statistics.buckets(TABLE) == {("a",): (2.0, 5.0)}
+    now_s[0] += TABLE.half_life_s * 7
+    statistics.add(TABLE, ("a",), 1.0, 2.0)
+    assert not statistics._ignored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,6 +18,8 @@ from gateway.cli.output import say
 from gateway.rooms.compare.comparing import Block, seconds_of
 
 _POLL_S: Final = 2.0
+_RESTART_S: Final = 120.0
+"""Longest restart of the gateway, which finishes its requests first."""
 _QUIET: Final = 4.0
 """Blocks of time without a counted one after which it reports a lack of requests."""
 _STARTED: Final = frozenset({"ready", "backoff"})
@@ -50,7 +53,7 @@ def canary(
         raise UsageError(f"{replica} is simulated, so it has no engine that could be started anew")
     if admin.get("/admin/compare")["models"].get(name, {}).get("stage") == "running":
         raise UsageError(f"replicas of {name} are being compared; end that first: `gateway compare stop`")
-    reference = {"model": name, "backend": replica}
+    reference, admin = {"model": name, "backend": replica}, replace(admin, patience_s=_RESTART_S)
     admin.post("/admin/drain", **reference)
     again = f"After Ctrl-C, `gateway resume {replica}` has it serve again."
     say(f"{replica} gets no new requests; waiting for those in flight. {again}")
@@ -75,13 +78,13 @@ def canary(
     timing = {"for_s": last_s, "block_s": block and seconds_of(block), "usual": False}
     ends = None
     try:
-        begun = Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
+        begun = replace(admin, model=name).post("/admin/compare/start", **arms, **timing)
     except typer.Exit:
         pass  # it has said why
     else:
         admin.post("/admin/resume", **reference)
         say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
-        ends = _ended(Admin(url, admin_key, name), name, begun)
+        ends = _ended(replace(admin, model=name), name, begun)
     if ends is not None and ends[0] == replica:
         stays = f", and write it into the pool file: it serves so until the gateway ends\n{config}" if is_own else "."
         say(f"Keep it{stays}")

@@ -157,7 +157,8 @@ class CompareRoom(Room):
             return
         running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
-            log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
+            text = "%s: requests take longer or are fewer than it seemed; blocks of %g s from now on"
+            log.info(text, model, fitted.block_s)
             await self._put_first(model, fitted)
             return
         verdict = await asyncio.to_thread(running.judge, time.time())

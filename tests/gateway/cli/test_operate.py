@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.cli import admin
 from gateway.cli.admin import Admin
 from gateway.cli.app import app
 from gateway.reload.reloader import ReloadError
@@ -119,6 +121,22 @@ async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[s
         with pytest.raises(typer.Exit):
             await asyncio.to_thread(Admin(running.url, ADMIN_KEY).get, "/admin/of-tomorrow")
         assert "does not know /admin/of-tomorrow: it is no gateway, or older" in capsys.readouterr().err
+
+
+def test_a_command_that_waits_outlasts_a_restart_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [httpx.ConnectError("refused"), httpx.RemoteProtocolError("cut"), httpx.Response(200, json={"a": 1})]
+
+    def request(*_: object, **__: object) -> httpx.Response:
+        if isinstance(outcome := outcomes.pop(0), Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(httpx, "request", request)
+    monkeypatch.setattr(admin, "_PAUSE_S", 0.0)
+    assert Admin("http://gateway", "", patience_s=60.0).get("/admin/pool") == {"a": 1}
+    outcomes = [httpx.ConnectError("refused")]
+    with pytest.raises(typer.Exit):
+        Admin("http://gateway", "").get("/admin/pool")
 
 
 @pytest.mark.parametrize("body", ["{", "none.json"])

@@ -51,6 +51,18 @@ def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: s
     assert relay.in_flight() == [0] * 5
 
 
+def test_a_failure_from_before_a_replica_came_back_does_not_eject_it_when_another_one_serves_the_request() -> None:
+    """The answer may take a minute: the engine that failed was replaced meanwhile."""
+    relay = Relay("a", "b")
+    relay.send()
+    fail(relay, "a", "broken")
+    back = relay.backends["a"]
+    assert relay.pool.report(back, Ejected(1e-9, "broke its answers"))
+    relay.pool.report(back, Probed())
+    relay.answer("b")
+    assert back.health.state is State.RECOVERING
+
+
 @pytest.mark.parametrize("ending", ["client gone", "400", "no replica serves it"])
 def test_an_end_without_a_verdict_leaves_the_replica_on_trial(ending: str) -> None:
     relay = recovering("a", "b")

@@ -148,6 +148,32 @@ def test_the_speed_of_each_replica_is_learned() -> None:
     assert after["suffix"] == pytest.approx(before["suffix"], rel=0.35)
 
 
+def test_a_restart_ends_what_is_known_of_the_speed_of_a_slow_replica_only() -> None:
+    """A slow one gets no requests, which alone could show that its new engine is not."""
+    pool, asked = taught(), [request("chat"), request("chat", prompt_tokens=20_000)]
+
+    def costs() -> list[dict[str, float]]:
+        pool.fit()
+        return [pool.costs(each) for each in asked]
+
+    before = costs()
+    for _ in range(60):
+        pool.send("baseline", asked[0], per_step=1.0, step_s=10 * STEP_S)
+        pool.send("baseline", asked[1], prompt_tokens=20_000, ttft_s=10.0, per_step=1.0, step_s=10 * STEP_S)
+        pool.send("suffix", asked[0], step_s=STEP_S / 2)
+    learned = costs()
+    statistics = pool.policy.statistics
+    for row in [*statistics.own()]:  # a process that has ended learned the same, and drops nothing
+        statistics.set_others_of(row.table, row.epoch, {each.key: each.sums for each in statistics.own_of(*row[:2])})
+    for name in ("baseline", "suffix"):
+        pool.policy.engine_changed(name, EngineChange.RESTART)
+    after = costs()
+    for each in range(2):
+        assert learned[each]["baseline"] > 5 * before[each]["baseline"]
+        assert after[each]["baseline"] < 1.5 * before[each]["baseline"]
+        assert after[each]["suffix"] == pytest.approx(learned[each]["suffix"], rel=0.1)
+
+
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
     pool = Pool()
     for number in range(200):

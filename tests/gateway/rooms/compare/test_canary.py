@@ -178,9 +178,10 @@ def test_with_the_same_method_and_depth_the_config_tells_one_head_from_the_other
 def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "_POLL_S", 0.0)
     states = iter(["up", "draining", "draining", "down", "down", "draining"])
-    seen, told = [], []
+    seen, told, patience = [], [], []
 
-    def get(_: Admin, path: str) -> dict[str, Any]:
+    def get(admin: Admin, path: str) -> dict[str, Any]:
+        patience.append(admin.patience_s)
         if path == "/admin/compare":
             return {"models": {}}
         seen.append(next(states))
@@ -207,6 +208,7 @@ def test_an_engine_of_others_is_waited_for_until_it_was_down(monkeypatch: pytest
     assert result.exit_code == 1, result.output
     assert told[:2] == [("/admin/drain", "up"), ("/admin/compare/start", "draining")]
     assert seen[-3:] == ["down", "down", "draining"], "it is back"
+    assert patience[0] == 0.0 < patience[-1], "the gateway may restart once it was there"
 
 
 def test_a_replica_whose_engine_does_not_come_back_is_drained_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
