@@ -94,6 +94,13 @@ def _show(lines: Iterable[str]) -> None:
         background.leave_stdout()
 
 
+async def _warn(settings: PoolSettings) -> None:
+    """Log what rooms cannot do of what the settings ask; `gateway check` calls it an error."""
+    for room in rooms():
+        if problem := await asyncio.to_thread(room.problem, settings):
+            logger.warning("%s", problem)
+
+
 class _Serving:
     """One run of the gateway, in its main process."""
 
@@ -134,6 +141,7 @@ class _Serving:
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
         tasks = [
             background.start("announcement", self._announce()),
+            background.start("announcement", _warn(self._settings)),
             background.keep_running("tick", self._manager.keep_alive, of="the watchdog"),
             background.keep_running("reloads", self._reloader.run),
             background.keep_running(
@@ -199,6 +207,8 @@ class _Serving:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             if self._settings.admin.digest is not None and settings.admin.digest is None:
                 _show([admin_key_line(self._generated_admin_key)])
+            if settings != self._settings:
+                background.start("announcement", _warn(settings))
             self._settings, self._replicas = settings, replicas
             self._launcher.change(replicas.launches)
         finally:

@@ -76,6 +76,14 @@ def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, co
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
 
+@pytest.mark.parametrize("command", [(), ("check",)], ids=["serve", "check"])
+def test_a_certificate_that_cannot_be_used_is_an_error(small: Path, command: tuple[str, ...]) -> None:
+    small.write_text(SMALL + "server: {tls: {certificate: /none.crt, key: /none.key}}\n")
+    run = gateway(*command, "--config", small)
+    assert run.exit_code == 2
+    assert "server.tls: /none.crt and /none.key cannot be used (/none.key: No such file or directory)" in run.stderr
+
+
 def test_check_prints_the_pool_where_state_is_kept_and_what_was_asked(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.exit_code, run.stderr) == (0, "")
