@@ -268,7 +268,8 @@ class _Serving:
         generated_key = None if self._settings.admin.digest else self._generated_admin_key
         _show(start_lines(self._settings, addresses, generated_key))
         if not self._is_ready():
-            _show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
+            who = "No replica answers yet" if len(self._settings.models) == 1 else "Not every model has a replica yet"
+            _show([f"{who}: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
         while not self._is_ready():  # noqa: ASYNC110 -- pools of several processes
             await asyncio.sleep(_READY_POLL_S)
         _show(["Try it:", "  " + try_line(self._settings, f"{self._settings.server.scheme}://{addresses[0]}")])

@@ -103,13 +103,14 @@ def test_wrong_options(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_options_override_the_file_and_commands_take_the_gateways_admin_key(small: Path, tmp_path: Path) -> None:
-    small.write_text(SMALL + "server: {host: 127.0.0.1, port: 1}\n")
+    other = "  other: {backends: {a: {url: 'http://127.0.0.1:11'}}}\n"
+    small.write_text(SMALL + other + "server: {host: 127.0.0.1, port: 1}\n")
     with gateway_command(small, tmp_path, "--host", "127.0.0.2") as running:
         assert running.url.startswith("http://127.0.0.2:")
         printed = running.printed()
         assert "http://127.0.0.1:10" in printed
         assert "Open: no keys are set" in printed
-        assert "No replica answers yet" in printed
+        assert "Not every model has a replica yet: requests wait" in printed
         assert "Admin key of this run" not in printed
         environ = {"GATEWAY_URL": running.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
         result = CliRunner().invoke(app, ["status"], env=environ)
