@@ -306,5 +306,7 @@ def _unconnected(error: httpx.ConnectError) -> ProbeResult:
     if isinstance(cause, socket.gaierror):
         return ProbeResult(f"has an address that does not resolve: {error.request.url.host} ({cause.strerror})")
     if cause is not None:
-        return ProbeResult(f"cannot be connected to by TLS ({error})")
+        unknown = "CERTIFICATE_VERIFY_FAILED" in str(error)
+        hint = ": SSL_CERT_FILE names the file of an authority to trust" if unknown else ""
+        return ProbeResult(f"cannot be connected to by TLS ({error}){hint}")
     return ProbeResult(f"refuses connections ({error})", refused=True)

@@ -79,7 +79,7 @@ REVIEWED = {
     "gateway/rooms/recorder/files.py:TraceFiles.write": THREAD,
     "gateway/rooms/recorder/files.py:_remove_unless_locked": THREAD,
     "gateway/rooms/recorder/hashes.py:_load": START,
-    "gateway/rooms/recorder/recorder.py:recorder_issue": COMMAND,
+    "gateway/rooms/recorder/recorder.py:recorder_issue": THREAD,
     "gateway/relay/attempt.py:Attempt.on_head": NO_FILE,
     "gateway/reload/watch.py:stamp_of": THREAD,
     "gateway/service/replicas.py:_found": THREAD,
@@ -91,6 +91,9 @@ REVIEWED = {
     "gateway/state/sqlite.py:SqliteStore._opened": THREAD,
     "gateway/state/sqlite.py:_open": THREAD,
     "gateway/state/sqlite.py:open_file": THREAD,
+    "gateway/telemetry/allocated.py:AllocatedValues.__init__": OWN,
+    "gateway/telemetry/allocated.py:AllocatedValues._init_value": "in memory",
+    "gateway/telemetry/allocated.py:_allocated": OWN,
     "gateway/telemetry/registry.py:_catalogue": PACKAGE,
     "policies/rules/rule.py:default_rules": PACKAGE,
 }

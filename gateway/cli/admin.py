@@ -83,7 +83,7 @@ class Admin:
             raise failure(f"{self.url}: {'this key is not accepted' if self.key else 'a key is needed'}; {_KEY_HELP}")
         if response.status_code != httpx.codes.OK:
             match answer:
-                case {"error": {"message": str(said), "code": code}} if code != "not_found":
+                case {"error": {"message": str(said), **others}} if others.get("code") != "not_found":
                     raise failure(said)
             if response.status_code == httpx.codes.NOT_FOUND:
                 raise failure(f"{self.url} does not know {path}: it is no gateway, or older than this command")

@@ -66,6 +66,7 @@ def _checked(path: Path, *, engines: bool, probe: bool) -> tuple[list[str], list
     for room in rooms():
         if problem := room.problem(settings):
             raise UsageError(f"{path}: {problem}")
+    check_certificates(settings)
     lines = [*pool_lines(settings), describe(settings.state)]
     warnings: list[Problem] = []
     backends = configured(settings)
@@ -81,6 +82,17 @@ def _checked(path: Path, *, engines: bool, probe: bool) -> tuple[list[str], list
         if issues := list(differences(asked, aliases, fully=probe)):
             warnings = located(path, issues)
     return [*lines, *limit_lines(backends)], warnings
+
+
+def check_certificates(settings: PoolSettings) -> None:
+    """Raise `UsageError` if the certificate of an address cannot be used."""
+    from gateway.gateway import rooms
+    from gateway.listening.certificate import Certificate
+
+    beside = [found for room in rooms() if (found := room.beside(settings)) is not None]
+    for section, tls in (("server", settings.server.tls), *((each.name, each.tls) for each in beside)):
+        if tls is not None:
+            Certificate(tls, f"{section}.tls")
 
 
 def schema() -> None:

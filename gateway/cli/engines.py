@@ -87,7 +87,7 @@ class Engine:
         metrics, usage = self.metrics, self.usage
         if self.is_several:
             yield SEVERAL
-        context = f"{self.said.context_tokens:,} tokens of context"
+        context = f"{self._context()} tokens of context"
         cache = {None: "not told", 0: "off"}.get(metrics.prefix_caching, "on")
         yield f"vLLM {self.said.version or '(its version is not told)'}, {context}, prefix cache {cache}"
         if self.speculates is None:
@@ -104,6 +104,9 @@ class Engine:
             yield "its streams end without usage: tokens are estimated, and acceptance is not learned from them"
         elif self.speculates and usage.accepted_tokens is None:
             yield "its answers do not say what was accepted: start it with --per-request-spec-decode-metrics summary"
+
+    def _context(self) -> str:
+        return f"{self.said.context_tokens:,}" if self.said.context_tokens else "?"
 
     def _drafting(self) -> str:
         """Return the share of its steps in which it drafts, and which methods do that; empty after too few steps."""
@@ -127,7 +130,7 @@ class Engine:
         metrics, config = self.metrics, self.config()
         yield from (self.backend.name, self.said.version or "?")
         how = f"{self.method or 'unnamed'}, k {config['num_speculative_tokens']}" if config else "none"
-        yield from ("?" if self.speculates is None else how, f"{self.said.context_tokens:,}")
+        yield from ("?" if self.speculates is None else how, self._context())
         yield {None: "?", 0: "no"}.get(metrics.prefix_caching, "yes")
         yield "no" if self.usage is None else "yes"
         yield "-" if not config else "no" if self.usage is None or self.usage.accepted_tokens is None else "yes"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from backends import background
 from backends.files.own_folder import make_own
-from gateway.cli.check import read_pool
+from gateway.cli.check import check_certificates, read_pool
 from gateway.cli.extras import require
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def serve_pool(
         require("simulator", "numba")
     if settings.telemetry.otlp is not None:
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-    beside = [found for kind in kinds if (found := kind.beside(settings)) is not None]
-    for section, tls in (("server", settings.server.tls), *((each.name, each.tls) for each in beside)):
-        if tls is not None:
-            from gateway.listening.certificate import Certificate
-
-            Certificate(tls, f"{section}.tls")  # reports bad files now
+    check_certificates(settings)  # reports bad files now
 
     make_own(run_dir)
     if settings.server.workers > 1:

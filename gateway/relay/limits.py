@@ -171,7 +171,7 @@ class Limits:
         if has_key and self._max_in_flight is not None and self.in_flight >= self._max_in_flight:
             raise GatewayError(
                 503,
-                f"The gateway is at its limit of {self.in_flight} requests in flight: try again shortly.",
+                "The gateway is at its limit of requests in flight: try again shortly.",
                 code="gateway_full",
                 retry_after_s=1.0,
             )

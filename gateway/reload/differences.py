@@ -28,7 +28,11 @@ _MOST_CHARS = 200
 
 def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
     """Return one line per key that differs, such as `models.llama.backends.c.url: http://a -> http://b`."""
-    return [f"{path}: {text}" for path, text in _differences("", old, new)]
+    written = ".policy.settings.", ".policy."  # a pool file has them beside the policy's name
+    lines = [f"{path.replace(*written)}: {text}" for path, text in _differences("", old, new)]
+    if old.keys and not new.keys:
+        lines.append("keys: none is left, so anyone who can reach this address can use it")
+    return lines
 
 
 def needs_restart(old: PoolSettings, new: PoolSettings, rooms: Iterable[type[Room]]) -> list[str]:

@@ -94,6 +94,13 @@ def _show(lines: Iterable[str]) -> None:
         background.leave_stdout()
 
 
+async def _warn(settings: PoolSettings) -> None:
+    """Log what rooms cannot do of what the settings ask; `gateway check` calls it an error."""
+    for room in rooms():
+        if problem := await asyncio.to_thread(room.problem, settings):
+            logger.warning("%s", problem)
+
+
 class _Serving:
     """One run of the gateway, in its main process."""
 
@@ -134,6 +141,7 @@ class _Serving:
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
         tasks = [
             background.start("announcement", self._announce()),
+            background.start("announcement", _warn(self._settings)),
             background.keep_running("tick", self._manager.keep_alive, of="the watchdog"),
             background.keep_running("reloads", self._reloader.run),
             background.keep_running(
@@ -199,6 +207,8 @@ class _Serving:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             if self._settings.admin.digest is not None and settings.admin.digest is None:
                 _show([admin_key_line(self._generated_admin_key)])
+            if settings != self._settings:
+                background.start("announcement", _warn(settings))
             self._settings, self._replicas = settings, replicas
             self._launcher.change(replicas.launches)
         finally:
@@ -258,7 +268,8 @@ class _Serving:
         generated_key = None if self._settings.admin.digest else self._generated_admin_key
         _show(start_lines(self._settings, addresses, generated_key))
         if not self._is_ready():
-            _show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
+            who = "No replica answers yet" if len(self._settings.models) == 1 else "Not every model has a replica yet"
+            _show([f"{who}: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
         while not self._is_ready():  # noqa: ASYNC110 -- pools of several processes
             await asyncio.sleep(_READY_POLL_S)
         _show(["Try it:", "  " + try_line(self._settings, f"{self._settings.server.scheme}://{addresses[0]}")])

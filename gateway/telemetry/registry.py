@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from backends.backend import Backend
+from gateway.telemetry.allocated import allocate_shared_values
 from gateway.telemetry.series import Count, Distribution, Family, forget_series
 
 Series = Mapping[str, Any]
@@ -46,6 +47,7 @@ class Registry:
         self._collected = CollectorRegistry()
         self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         if self._is_shared:
+            allocate_shared_values()
             MultiProcessCollector(self._collected)  # type: ignore[no-untyped-call]
         self._families: dict[str, Family[Any]] = {}  # the counters and histograms
         self._gauges: dict[str, Gauge] = {}

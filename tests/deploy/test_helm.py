@@ -54,6 +54,12 @@ def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
     assert len(objects) >= (3 if name == "existing" else 7)
 
 
+def test_a_replica_may_be_called_by_a_number(chart: helm.Chart) -> None:
+    values = {"replicas": {"7": HEAD["head"]}, "networkPolicy": {"enabled": True}}
+    for manifest in render(chart, values).values():
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+
+
 def test_keda_sets_the_number_of_each_replica_by_its_method(chart: helm.Chart) -> None:
     values = values_of("everything")
     objects = render(chart, values | {"fleet": values["fleet"] | {"minReplicas": 0}})

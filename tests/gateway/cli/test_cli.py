@@ -76,6 +76,14 @@ def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, co
     assert [path.name for path in wrong.parent.iterdir()] == ["wrong.yaml"]
 
 
+@pytest.mark.parametrize("command", [(), ("check",)], ids=["serve", "check"])
+def test_a_certificate_that_cannot_be_used_is_an_error(small: Path, command: tuple[str, ...]) -> None:
+    small.write_text(SMALL + "server: {tls: {certificate: /none.crt, key: /none.key}}\n")
+    run = gateway(*command, "--config", small)
+    assert run.exit_code == 2
+    assert "server.tls: /none.crt and /none.key cannot be used (/none.key: No such file or directory)" in run.stderr
+
+
 def test_check_prints_the_pool_where_state_is_kept_and_what_was_asked(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.exit_code, run.stderr) == (0, "")
@@ -95,13 +103,14 @@ def test_wrong_options(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_options_override_the_file_and_commands_take_the_gateways_admin_key(small: Path, tmp_path: Path) -> None:
-    small.write_text(SMALL + "server: {host: 127.0.0.1, port: 1}\n")
+    other = "  other: {backends: {a: {url: 'http://127.0.0.1:11'}}}\n"
+    small.write_text(SMALL + other + "server: {host: 127.0.0.1, port: 1}\n")
     with gateway_command(small, tmp_path, "--host", "127.0.0.2") as running:
         assert running.url.startswith("http://127.0.0.2:")
         printed = running.printed()
         assert "http://127.0.0.1:10" in printed
         assert "Open: no keys are set" in printed
-        assert "No replica answers yet" in printed
+        assert "Not every model has a replica yet: requests wait" in printed
         assert "Admin key of this run" not in printed
         environ = {"GATEWAY_URL": running.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
         result = CliRunner().invoke(app, ["status"], env=environ)

@@ -63,6 +63,7 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
         engine(model="other") as other,
     ):
         engines, dead = (plain, told, untold, other), "http://127.0.0.1:9"
+        other.max_model_len = 0
         urls = (plain.url.removeprefix("http://"), told.url + "/v1", untold.url, other.url, other.url, dead)
         status, out, err = await run("init", *urls, "--config", str(path), VLLM_API_KEY="secret")
         ports = [each.url.rpartition("/")[2] for each in engines]
@@ -72,7 +73,7 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
         [ports[0], "0.32.0", "none", "2,048", "yes", "yes", "-"],
         [ports[1], "0.32.0", "ngram,", "k", "5", "2,048", "no", "yes", "yes"],
         [ports[2], "0.32.0", "unnamed,", "k", "5", "2,048", "?", "yes", "no"],
-        [ports[3], "0.32.0", "none", "2,048", "?", "yes", "-"],
+        [ports[3], "0.32.0", "none", "?", "?", "yes", "-"],
         ["127.0.0.1:9:", "refuses", "connections", "(All", "connection", "attempts", "failed)"],
     ]
     assert f"Wrote {path}: 3 x {MODEL}, 1 x other." in out[6]
@@ -315,9 +316,13 @@ async def test_the_other_scheme_is_told(tmp_path: Path) -> None:
     context.load_cert_chain(pair.certificate, pair.key)
     async with engine() as plain, await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context) as encrypted:
         place, port = plain.url.removeprefix("http://"), encrypted.sockets[0].getsockname()[1]
-        line = ("init", f"https://{place}", f"http://127.0.0.1:{port}", "--config", str(tmp_path / "a.yaml"))
+        urls = f"https://{place}", f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}"
+        line = ("init", *urls, "--config", str(tmp_path / "a.yaml"))
         status, out, err = await run(*line)
     assert (status, err) == (2, [NONE])
+    untrusted = out.pop()
+    assert untrusted.startswith(f"127.0.0.1:{port}: cannot be connected to by TLS (")
+    assert untrusted.endswith("): SSL_CERT_FILE names the file of an authority to trust")
     assert out == [
         f"{place}: speaks http: write {plain.url}",
         f"127.0.0.1:{port}: speaks https: write https://127.0.0.1:{port}",

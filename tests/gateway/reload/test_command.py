@@ -96,6 +96,22 @@ def test_an_admin_key_that_was_removed_opens_nothing_more(pool: Pool, tmp_path: 
 
 
 @pytest.mark.slow
+def test_what_a_room_cannot_do_is_logged_at_the_start_and_after_a_reload(pool: Pool, tmp_path: Path) -> None:
+    def compare(**what: object) -> None:
+        pool.write("ab")
+        settings = yaml.safe_load(pool.path.read_text())
+        settings["models"]["m"]["compare"] = what
+        pool.path.write_text(yaml.safe_dump(settings))
+
+    compare(a="a", b="b")
+    with gateway_command(pool.path, tmp_path) as command:
+        until(lambda: "models.m.compare needs a state" in command.printed())
+        compare(a="b", b="a")
+        command.process.send_signal(signal.SIGHUP)
+        until(lambda: command.printed().count("models.m.compare needs a state") == 2)
+
+
+@pytest.mark.slow
 def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) -> None:
     pool.write("ab")
     with gateway_command(pool.path, tmp_path, "--workers", "2") as command:

@@ -45,6 +45,10 @@ def test_lines_show_keys_and_values_but_no_secrets() -> None:
         "cors: not set -> set",
         "recorder: not set -> set",
     ]
+    assert differences(pool(), pool(keys=[])) == [
+        "keys[team]: removed",
+        "keys: none is left, so anyone who can reach this address can use it",
+    ]
     assert differences(later, pool())[3:4] == ["models.m.backends.n: removed"]
 
 
@@ -54,7 +58,7 @@ def test_a_rule_that_changes_is_named_and_so_is_another_order() -> None:
         return PoolFile.model_validate({"models": {"m": model}})
 
     code, chat = ({"name": name, "when": {"workload": [name]}, "prefer": ["suffix"]} for name in ("code", "chat"))
-    path, other = "models.m.policy.settings.rules", {"when": {"workload": ["chat", "talk"]}, "prefer": ["eagle"]}
+    path, other = "models.m.policy.rules", {"when": {"workload": ["chat", "talk"]}, "prefer": ["eagle"]}
     assert differences(ruled(code, chat), ruled(code, chat | other)) == [
         f"{path}[chat].when.workload: [chat] -> [chat, talk]",
         f"{path}[chat].prefer: [suffix] -> [eagle]",
