@@ -11,7 +11,7 @@ from backends.files.draft_config import lowers_context
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
-from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
+from gateway.service.default_temperature import assumed_temperature
 from gateway.service.replicas import limit_of
 from lab.options.policy import named_reference
 from lab.options.shared import slo_bounds
@@ -41,9 +41,10 @@ def run_plan(options: PlanOptions) -> int:
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
         served = {name: one.method for name, one in pool.backends.items()} if pool else {}
         live = read_findings(options.compared, options.model or model, served)
-        temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
+        machine = _machine(options.calibration, pool)
+        temperature = load_calibration(machine).temperature.default if pool is None else assumed_temperature(pool)
         with request_table(options.records(), temperature) as requests:
-            calibration, past = _machine(options, pool, requests)
+            calibration, past = _calibrated(machine, pool, requests)
             _, policy = named_reference(options.policy or (pool.policy.name if pool else _POLICY), pool)
             methods = _methods(options.methods)
             traffic = sample(
@@ -78,23 +79,28 @@ def run_plan(options: PlanOptions) -> int:
     return 0
 
 
-def _machine(
-    options: PlanOptions, pool: ModelSettings | None, requests: RequestTable
+def _machine(given: str | None, pool: ModelSettings | None) -> str:
+    """Return the calibration of `--calibration`, else the first of a simulated replica."""
+    simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
+    name = given or next(iter(simulated), None)
+    if name is None:
+        raise UsageError(f"--calibration: name the target model and GPU: {known_calibrations()}")
+    return name
+
+
+def _calibrated(
+    machine: str, pool: ModelSettings | None, requests: RequestTable
 ) -> tuple[Calibration, PastReplay | None]:
     """Return the calibration to plan with, and the replay of the past on the current pool.
 
-    If real replicas of the pool served requests of the trace, their step times are fitted to these, towards the named
-    calibration.
+    If real replicas of the pool served requests of the trace, their step times are fitted to these, towards the
+    machine's calibration.
     """
-    simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
-    name = options.calibration or next(iter(simulated), None)
-    if name is None:
-        raise UsageError(f"--calibration: name the target model and GPU: {known_calibrations()}")
     if pool is None:
-        return load_calibration(name), None
-    past = past_of(simulated_pool(pool, requests, machine=name), requests)
+        return load_calibration(machine), None
+    past = past_of(simulated_pool(pool, requests, machine=machine), requests)
     real = (one.calibration for one in past.pool.replicas if pool.backends[one.name].simulate is None)
-    return load_calibration(next(real, name)), past
+    return load_calibration(next(real, machine)), past
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:

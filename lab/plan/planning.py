@@ -73,7 +73,7 @@ def _mean_of(values: Floats) -> float:
 def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanObjective) -> Interval | None:
     """Return the loss with another mix's results instead of one's own on the same requests; see `JudgedMix.loss`.
 
-    The windows, which start idle, are the independent units.
+    The windows are the independent units.
     """
     if any(one.errors for one in (*own, *other)):
         return None

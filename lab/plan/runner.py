@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from backends.drafting.script import BLOCK_TOKENS
 from lab.plan.mixes import Mix, ReplicaKind
-from lab.plan.traffic import Windows
+from lab.plan.traffic import Windows, one_after_another
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.simulate import Replayed, replay
 from policies.build import build
 from policies.policy import PolicySettings
-from policies.roles import Learner
-
-_SEEDS_APART = 1_000
 
 
 class MixTask(NamedTuple):
@@ -24,7 +22,7 @@ class MixTask(NamedTuple):
 
     mix: Mix
     counted: tuple[int, ...]  # indices of the windows whose results to return, ascending
-    before: tuple[int, ...]  # indices of windows on which a policy may also learn, ascending
+    before: tuple[int, ...]  # indices of windows to play as well, for the load and for a policy that learns
     seed: int
 
 
@@ -36,7 +34,7 @@ RunAll = Callable[[Sequence[MixTask]], Sequence[Sequence[Replayed]]]
 class MixRunner:
     """Runs tasks; sent once to every worker.
 
-    Each window starts with idle replicas; the policy keeps what it has learned.
+    The windows follow each other without a pause, so all but the first start under the load of the one before.
     """
 
     calibration: str
@@ -49,14 +47,12 @@ class MixRunner:
         """Run one task; with the same seed, every mix gets the same draws."""
         logging.getLogger("policies").setLevel(logging.ERROR)  # messages about simulated replicas
         pool = [self._replica(f"{self.kinds[kind].method}-{number}", kind) for number, kind in enumerate(task.mix)]
-        policy = build(self.policy, self.settings)
-        also = task.before if isinstance(policy, Learner) else ()
-        played = []
-        for number in sorted({*task.counted, *also}):
-            result = replay(pool, self.windows[number], policy, seed=_SEEDS_APART * task.seed + number)
-            if number in task.counted:
-                played.append(result)
-        return played
+        numbers = sorted({*task.counted, *task.before})
+        requests = one_after_another([self.windows[number] for number in numbers])
+        played = replay(pool, requests, build(self.policy, self.settings), seed=task.seed)
+        ends = accumulate(len(self.windows[number]) for number in numbers)
+        parts = dict(zip(numbers, pairwise([0, *ends]), strict=True))
+        return [played.part(*parts[number]) for number in task.counted]
 
     def _replica(self, name: str, index: int) -> ReplicaSpec:
         kind = self.kinds[index]

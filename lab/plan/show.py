@@ -40,6 +40,11 @@ def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
     name = title(plan.chosen, plan.kinds)
     is_alike = len(set(plan.chosen)) == 1
     rival = plan.mixed if is_alike else plan.alike
+    for one in plan.judged:  # best first
+        if one.loss is not None and one.loss.high < 0 and len(one.mix) == len(plan.chosen):
+            start = f"Run {name}: the search found it best. Yet on the windows that it has not seen"
+            better = f"{title(one.mix, plan.kinds)} is better, by {shown(one.loss)}"
+            return f"{start} {better}: play more of the trace (--limit)."
     if rival is None:
         return f"Run {name}. No mix of several methods was tried."
     other = title(rival, plan.kinds)
@@ -50,9 +55,6 @@ def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
         return f"{start} {what}, {other}, cannot be compared: it does not serve all requests, or they are too few."
     if loss.low > 0:
         return f"{start} {what}, {other}, {_loses(loss, objective)}."
-    if loss.high < 0:
-        start = f"Run {name}: the search found it best. Yet on the windows that it has not seen {other} is better"
-        return f"{start}, by {shown(loss)}: play more of the trace (--limit)."
     start = f"Run {name}: no mix of methods is shown to be better than all replicas alike."
     return f"{start} {what}, {other}, differs by {shown(loss)}, which may be chance."
 

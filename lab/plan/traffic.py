@@ -15,16 +15,15 @@ from lab.simulation.table import RequestTable
 from lab.statistics import Floats
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]
-"""Windows in order of time, each with its requests in order of arrival; one clock runs through all of them."""
+"""Windows in order of time, each with its requests in order of arrival."""
 
 WINDOWS = 19
 """Largest number of windows."""
 
 SHORTEST, PER_REPLICA = 500, 125
-"""Least requests in a window, in total and per replica: enough for several generations of a full batch."""
+"""Least requests in a window, in total and per replica."""
 
 _FEWEST = 7
-_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def sample(
     else:
         table = table.in_sessions(rate, speed, 1, 0)
         windows = [list(table[part]) for part in parts]
-    return TrafficSample(one_after_another(windows), len(table), len(requests) - len(table), (*table.assumed,))
+    return TrafficSample(tuple(map(tuple, windows)), len(table), len(requests) - len(table), (*table.assumed,))
 
 
 def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:
@@ -102,11 +101,15 @@ def evenly(count: int, length: int, most: int = WINDOWS) -> list[slice]:
     return [slice(start, start + length) for start in starts]
 
 
-def one_after_another(windows: Sequence[Sequence[ReplayRequest]]) -> Windows:
-    """Return windows with consecutive times, so that a policy that learns sees one clock."""
-    placed, next_s = [], 0.0
-    for window in windows:
-        shift_s = next_s - window[0].arrived_s
-        placed.append(tuple(replace(request, arrived_s=request.arrived_s + shift_s) for request in window))
-        next_s = placed[-1][-1].arrived_s + _PAUSE_S
-    return tuple(placed)
+def one_after_another(windows: Sequence[Sequence[ReplayRequest]]) -> list[ReplayRequest]:
+    """Return the requests of windows on one clock, at their rate throughout; sessions end with their window."""
+    placed: list[ReplayRequest] = []
+    next_s = 0.0
+    for number, window in enumerate(windows):
+        first_s, last_s = window[0].arrived_s, window[-1].arrived_s
+        placed += [
+            replace(one, arrived_s=next_s + one.arrived_s - first_s, session=one.session and f"{one.session}/{number}")
+            for one in window
+        ]
+        next_s += (last_s - first_s) * len(window) / max(1, len(window) - 1)
+    return placed

@@ -23,6 +23,7 @@ _NOTES = {
     "failed": "had failed, and are played with what they got of an answer, at least a token.",
     "several": "ask for several answers, which are played as one as long as all of them.",
     "cached": "had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
+    "empty": "have no tokens in prompt or answer, and are played with one.",
     "no length": f"answers of unknown length have {TYPICAL_TOKENS} tokens, or max_tokens if fewer.",
 }
 _MOST_APPLICATIONS, _MOST_ACCEPTED = 1000, 64
@@ -77,6 +78,7 @@ class TableFacts:
         counted["tokens"] += bool(record.text and record.text.exact)
         counted["failed"] += record.error not in _ANSWERED
         counted["several"] += record.n > 1
+        counted["empty"] += record.error in _ANSWERED and 0 in (record.prompt_tokens, record.output_tokens)
         counted["cached"] += bool(record.cached_tokens and not record.prefix_blocks)
         counted["no length"] += record.output_tokens is None
         counted["no workload"] += not record.workload

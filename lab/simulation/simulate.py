@@ -59,6 +59,18 @@ class Replayed:
     number: npt.NDArray[np.int64]  # index in the trace, ascending
     arrived_s: Floats  # seconds from the start of the replay
 
+    def part(self, start: int, end: int) -> Replayed:
+        """Return the results of the trace's requests from index `start` on, before `end`."""
+        first, last = np.searchsorted(self.number, (start, end))
+        own = {name: getattr(self, name)[first:last] for name in _COLUMNS}
+        arrived_s = own["arrived_s"]
+        return replace(
+            self,
+            **own,
+            errors=max(0, end - start) - len(arrived_s),
+            duration_s=float((arrived_s + own["e2e_s"]).max() - arrived_s.min()) if len(arrived_s) else 0.0,
+        )
+
 
 def replay(
     pool: Sequence[ReplicaSpec],
@@ -205,22 +217,21 @@ class _Simulation:
         """Simulate until all requests have finished."""
         self._complete(self._fleet.advance(math.inf))
         backend = np.frombuffer(self._backend, np.int64)
-        after_warmup = np.arange(len(backend)) >= warmup
-        counted = after_warmup & (backend >= 0)
+        served = backend >= 0
         arrived_s, e2e_s, ttft_s, tpot_s = (
-            np.frombuffer(column)[counted] for column in (self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s)
+            np.frombuffer(column)[served] for column in (self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s)
         )
         return Replayed(
-            number=np.flatnonzero(counted),
+            number=np.flatnonzero(served),
             arrived_s=arrived_s,
             e2e_s=e2e_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            output_tokens=np.frombuffer(self._output_tokens, np.int64)[counted],
-            backend=backend[counted],
-            errors=int((after_warmup & (backend < 0)).sum()),
-            duration_s=float((arrived_s + e2e_s).max() - arrived_s.min()) if len(arrived_s) else 0.0,
-        )
+            output_tokens=np.frombuffer(self._output_tokens, np.int64)[served],
+            backend=backend[served],
+            errors=0,
+            duration_s=0.0,
+        ).part(warmup, len(backend))
 
     def _features(self, request: ReplayRequest) -> RequestFeatures:
         """Return the features of a request with the load on arrival."""
@@ -336,3 +347,4 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
 
 
 _NO_DECISION = Decision("", "", "")
+_COLUMNS = ("e2e_s", "ttft_s", "tpot_s", "output_tokens", "backend", "number", "arrived_s")

@@ -26,7 +26,7 @@ FEW = ("--method", "baseline", "--method", "eagle3=3", "--jobs", 1)
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    chat = TraceRecord(temperature=0.0, workload="chat")
+    chat = TraceRecord(temperature=0.0, workload="chat", acceptance={"eagle3": 3.0})
     sizes: list[dict[str, Any]] = [
         {"prompt_tokens": 100 + number % 400, "output_tokens": 50 + number % 90} for number in range(800)
     ]
@@ -98,6 +98,15 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
     assert printed.startswith("Nothing fits.\n")
     assert "less than one request of 60,010" in printed
     assert not out.exists()
+
+
+def test_without_a_pool_requests_have_the_default_temperature_of_the_target(tmp_path: Path) -> None:
+    path = tmp_path / "without.jsonl"
+    write_trace(path, [TraceRecord(arrived_at=float(n), prompt_tokens=9, output_tokens=9) for n in range(20)])
+    given = (path, "--replicas", 1, "--method", "baseline", "--jobs", 1)
+    code, printed, error = run(*given, "--calibration", "llama-3.1-8b-h100")
+    assert code == 0, error
+    assert "at temperature 0.6 where none is recorded (20)" in printed
 
 
 def test_methods_that_do_not_fit_are_no_error(trace: Path) -> None:

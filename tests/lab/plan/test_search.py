@@ -19,10 +19,11 @@ from lab.plan.planning import choose, judged, play
 from lab.plan.result import PlanObjective
 from lab.plan.runner import MixRunner, MixTask
 from lab.plan.search import Found, Split, find_mixes
-from lab.plan.traffic import one_after_another
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.simulate import Replayed
+from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
+from policies.build import build
 from policies.policy import policies
 
 CALIBRATION = "llama-3.1-8b-h100"
@@ -57,12 +58,29 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
 
 def _runner(known: Sequence[ReplicaKind]) -> MixRunner:
     settings = policies()["least_loaded"].Settings.model_validate({"seed": 1})
-    of = one_after_another([_requests(60, 0.2, seed=number) for number in range(3)])
+    of = tuple(_requests(60, 0.2, seed=number) for number in range(5))
     return MixRunner(CALIBRATION, tuple(known), "least_loaded", settings, of)
 
 
 def _task(mix: tuple[int, ...], window: int, seed: int) -> MixTask:
     return MixTask(mix, (window,), (), seed)
+
+
+def test_windows_follow_each_other_without_a_pause() -> None:
+    requests = tuple(replace(one, arrived_s=0.01 * n) for n, one in enumerate(_requests(240, 1.0)))
+    settings = policies()["least_loaded"].Settings.model_validate({"seed": 1})
+    windows = tuple(requests[start : start + 60] for start in range(0, 240, 60))
+    runner = MixRunner(CALIBRATION, (_kinds()[0],), "least_loaded", settings, windows)
+    parts = runner(MixTask((0, 0), (1, 3), (0, 2), 5))
+    pool = [ReplicaSpec(f"baseline-{n}", Method.BASELINE, {}, CALIBRATION) for n in range(2)]
+    whole = replay(pool, requests, build("least_loaded", settings), seed=5)
+    for part, numbers in zip(parts, (range(60, 120), range(180, 240)), strict=True):
+        assert part.number.tolist() == list(numbers)
+        assert part.e2e_s == pytest.approx(whole.e2e_s[numbers])
+        assert (part.errors, part.duration_s) == (
+            0,
+            pytest.approx((whole.arrived_s + whole.e2e_s)[numbers].max() - 0.01 * numbers[0]),
+        )
 
 
 def test_every_mix_is_generated_once() -> None:
@@ -147,7 +165,7 @@ def _each(run: Callable[[MixTask], list[Replayed]]) -> Callable[[Sequence[MixTas
 
 
 def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
-    known, split = _kinds(), Split((), (0,), (1, 2))
+    known, split = _kinds(), Split((), (0,), (1, 2, 3, 4))
     runner = _runner(known)
     found = find_mixes(known, [0, 3, 6], 2, split, _each(runner), PlanObjective(), present=(0, 0))
     assert found.tried == 6
@@ -215,6 +233,7 @@ def test_windows_are_split_into_those_to_learn_on_to_search_and_to_judge() -> No
         assert sum(map(len, parts)) == count
         assert all(parts[1:])
         assert set(split.quick) <= set(split.searched)
+    assert Split.of(19).quick == (1, 10), "from all of the time that is searched"
     with pytest.raises(ValueError, match="at least two windows"):
         Split.of(1)
 

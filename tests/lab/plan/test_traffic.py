@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules
-from lab.plan.traffic import WINDOWS, TrafficSample, evenly, sample
+from lab.plan.traffic import WINDOWS, TrafficSample, evenly, one_after_another, sample
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
@@ -48,12 +49,12 @@ def test_windows_are_spread_evenly_over_traces_of_any_length(count: int) -> None
 
 
 @pytest.mark.slow
-def test_a_sample_keeps_the_times_within_windows_on_one_clock() -> None:
+def test_a_sample_keeps_the_times_within_windows() -> None:
     traffic = sampled([_record(number) for number in range(50_000)], speed=2.0)
     assert traffic.requests == 50_000
     assert str(traffic) == " ".join(["9,500 requests in 19 windows, spread evenly over 50,000.", *traffic.assumed])
-    times = [request.arrived_s for window in traffic.windows for request in window]
-    assert times == sorted(times)
+    times = [request.arrived_s for request in one_after_another(traffic.windows)]
+    assert times == pytest.approx([0.05 * number for number in range(9_500)])
     first = traffic.windows[3]
     assert first[1].arrived_s - first[0].arrived_s == pytest.approx(0.05)
     scaled = sampled([_record(number) for number in range(50_000)], rate=40.0)
@@ -70,7 +71,12 @@ def test_what_the_target_cannot_serve_is_left_out_and_counted() -> None:
     with pytest.raises(UsageError, match="no arrival times; give --rate"):
         sampled([_record(number, arrived_at=None) for number in range(60)])
     placed = sampled([_record(number, arrived_at=None) for number in range(60)], rate=5.0)
-    assert placed.windows[-1][-1].arrived_s - placed.windows[0][0].arrived_s > 5
+    assert one_after_another(placed.windows)[-1].arrived_s > 5
+
+
+def test_a_session_ends_with_its_window() -> None:
+    window = [replace(one, session="a", think_s=1.0) for one in _requests(2)]
+    assert [one.session for one in one_after_another([window, window])] == ["a/0", "a/0", "a/1", "a/1"]
 
 
 def test_methods_that_draft_with_a_model_are_also_tried_with_k_by_batch_size() -> None:

@@ -48,6 +48,15 @@ def test_a_difference_is_called_one_if_its_interval_excludes_nought(
     assert of_slo.endswith(" It keeps the SLO of 100.0% of the requests.")
 
 
+def test_any_other_mix_that_is_better_on_unseen_windows_is_said() -> None:
+    plan = _plan(MIXED, Interval(0.1, 0.08, 0.12))
+    better = JudgedMix(SUFFIXES, 0.9, 0.1, 0.01, 0.9, Interval(-0.1, -0.12, -0.08), 0.0)
+    more = replace(better, mix=(SUFFIX,) * 3)
+    said = "the search found it best. Yet on the windows that it has not seen 2x suffix is better, by -10.0%"
+    assert said in verdict(replace(plan, judged=(plan.judged[0], more, better, plan.judged[1])), PlanObjective())
+    assert "a mixed pool is best" in verdict(replace(plan, judged=(*plan.judged, more)), PlanObjective())
+
+
 @pytest.mark.parametrize(
     ("ratio", "beside"),
     [

@@ -87,26 +87,29 @@ def test_a_trace_without_an_answer_is_refused() -> None:
 
 
 def test_what_the_trace_does_not_say_is_said() -> None:
-    known = TraceRecord(workload="code", temperature=0.0, output_token_ids=[1], output_tokens=1, acceptance={"a": 2.0})
-    with request_table([known, TraceRecord(output_tokens=5, temperature=0.0)], 0.7) as table:
+    known = TraceRecord(prompt_tokens=9, workload="code", temperature=0.0, output_tokens=1, acceptance={"a": 2.0})
+    known = replace(known, output_token_ids=[1])
+    with request_table([known, TraceRecord(prompt_tokens=9, output_tokens=5, temperature=0.0)], 0.7) as table:
         first, second = table.assumed
     assert first.startswith("Of 2 requests 1 say which drafts were accepted (a 1), and 1 have tokens, on which n-gram ")
     assert second == "Other drafts are accepted as by the calibration, as in chat where no kind of text is named (1)."
     unlike = [replace(known, error="failed"), replace(known, n=2), replace(known, cached_tokens=16)]
+    unlike += [replace(known, prompt_tokens=0), replace(known, output_tokens=0)]
     with request_table([known, *unlike], 0.7) as table:
         assert table.assumed == [
             "1 had failed, and are played with what they got of an answer, at least a token.",
             "1 ask for several answers, which are played as one as long as all of them.",
             "1 had tokens in a prefix cache, but no prefix_blocks: here none of theirs is cached.",
+            "2 have no tokens in prompt or answer, and are played with one.",
         ]
     with request_table([known, known], 0.7) as table:
         assert table.assumed == []
-    of_a_baseline = TraceRecord(output_tokens=5, acceptance={"baseline": 1.0})
+    of_a_baseline = TraceRecord(prompt_tokens=9, output_tokens=5, acceptance={"baseline": 1.0})
     with request_table([of_a_baseline, replace(known, output_token_ids=())], 0.7) as table:
         assert table.assumed[0].startswith("Of 2 requests 1 say which drafts were accepted (a 1), and 0 have tokens")
     with request_table([replace(known, output_token_ids=())], 0.7) as table:
         assert table.assumed, "n-gram and suffix drafting have nothing to run on"
-    with request_table([TraceRecord()], 0.7) as table:
+    with request_table([TraceRecord(prompt_tokens=9)], 0.7) as table:
         assert table.assumed[0] == "1 answers of unknown length have 220 tokens, or max_tokens if fewer."
         assert table.assumed[2].endswith("(1), at temperature 0.7 where none is recorded (1).")
 
