@@ -148,6 +148,16 @@ def test_the_speed_of_each_replica_is_learned() -> None:
     assert after["suffix"] == pytest.approx(before["suffix"], rel=0.35)
 
 
+def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
+    pool = taught()
+    before = pool.costs(request("chat"))["baseline"]
+    for _ in range(60):
+        pool.send("baseline", request("chat"), step_s=2 * STEP_S, ttft_s=None, tpot_s=None)
+        pool.fit()
+    assert pool.costs(request("chat"))["baseline"] / before > 1.4
+    assert not pool.policy.detector.found
+
+
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
     pool = Pool()
     for number in range(200):
