@@ -63,7 +63,7 @@ class Lessons:
             return
         generation_s = _generation_s(outcome, delay)
         if teaches and steps > _MIN_STEPS and generation_s:
-            self._learn_steps(outcome, replica, generation_s, steps, met, source, now_s)
+            self._learn_steps(outcome, delay, replica, generation_s, steps, met, source, now_s)
         if delay.is_compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._learn_prompt(outcome, delay, replica, now_s)
@@ -159,6 +159,7 @@ class Lessons:
     def _learn_steps(
         self,
         outcome: Outcome,
+        delay: Delay,
         replica: KnownReplica,
         generation_s: float,
         steps: float,
@@ -174,6 +175,8 @@ class Lessons:
             return
         self._known.statistics.add_at(now_s, STEPS, (replica.name,), sums)
         if replica.observed >= _KNOWN and outcome.tpot_s and not outcome.is_estimated and self._detects:
+            # Prompts of other gateways lengthen steps too: heard of late, they teach nothing, but are an excuse.
+            expected_s += replica.heard_s(delay) / steps
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
     def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: KnownReplica, now_s: float) -> None:

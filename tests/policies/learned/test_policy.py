@@ -158,6 +158,20 @@ def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
     assert not pool.policy.detector.found
 
 
+def test_steps_that_prompts_of_other_gateways_lengthen_are_no_fault_of_a_replica() -> None:
+    pool = taught()
+    asked, backend = request("chat"), pool.backends[0]
+    for number in range(60):
+        decision = pool.policy.follow(Decision("baseline", "x", "y"), asked, [backend])
+        pool.policy.sent_elsewhere("baseline", (number,), (40_000,))
+        prompt_s = pool.policy.known.replicas["baseline"].prefill_left_s(pool.now_s)
+        outcome = answer(asked, decision, backend.method, step_s=STEP_S + prompt_s / 149)
+        pool.now_s += outcome.e2e_s
+        pool.policy.observe(outcome)
+    assert outcome.e2e_s > 2 * 150 * STEP_S
+    assert not pool.policy.detector.found
+
+
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
     pool = Pool()
     for number in range(200):
