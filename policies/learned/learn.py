@@ -61,8 +61,9 @@ class Lessons:
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
         if delay is None:
             return
-        if teaches and steps > _MIN_STEPS and outcome.tpot_s:
-            self._learn_steps(outcome, replica, steps, met, source, now_s)
+        generation_s = _generation_s(outcome, delay)
+        if teaches and steps > _MIN_STEPS and generation_s:
+            self._learn_steps(outcome, delay, replica, generation_s, steps, met, source, now_s)
         if delay.is_compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._learn_prompt(outcome, delay, replica, now_s)
@@ -158,20 +159,24 @@ class Lessons:
     def _learn_steps(
         self,
         outcome: Outcome,
+        delay: Delay,
         replica: KnownReplica,
+        generation_s: float,
         steps: float,
         met: tuple[float, float, float],
         source: str | None,
         now_s: float,
     ) -> None:
-        """Learn step times under the load that an answer met."""
-        step_s = (outcome.tpot_s or 0.0) * (outcome.output_tokens - 1) / (steps - 1)
+        """Learn step times under the load that an answer met; only measured ones are evidence of a fault."""
+        step_s = generation_s / (steps - 1)
         place = replica.place(met[0], _mean_k(outcome, steps))
         sums, expected_s = replica.observation(step_s, met, place)
         if sums is None:
             return
         self._known.statistics.add_at(now_s, STEPS, (replica.name,), sums)
-        if replica.observed >= _KNOWN and not outcome.is_estimated and self._detects:
+        if replica.observed >= _KNOWN and outcome.tpot_s and not outcome.is_estimated and self._detects:
+            # Prompts of other gateways lengthen steps too: heard of late, they teach nothing, but are an excuse.
+            expected_s += replica.heard_s(delay) / steps
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
     def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: KnownReplica, now_s: float) -> None:
@@ -196,6 +201,18 @@ def _delay(decision: Decision) -> Delay | None:
     return memo if isinstance(memo, Delay) else None
 
 
+def _generation_s(outcome: Outcome, delay: Delay) -> float:
+    """Return the seconds after the first token; 0 if unknown.
+
+    Of an answer in one piece, they are the rest after the expected start, if that is most of its time.
+    """
+    if outcome.tpot_s:
+        return outcome.tpot_s * (outcome.output_tokens - 1)
+    request, rest_s = outcome.request, outcome.e2e_s - delay.ttft_s
+    is_whole = outcome.ttft_s is None and not request.stream and request.n == 1 and not outcome.was_paused
+    return rest_s if is_whole and rest_s > _MOSTLY * outcome.e2e_s else 0.0
+
+
 def _is_overlong(outcome: Outcome, delay: Delay | None) -> bool:
     """Return whether an answer is so much longer than expected that it may be endless repetition."""
     return delay is not None and outcome.output_tokens > _RUNAWAY * delay.tokens * outcome.request.n
@@ -212,6 +229,7 @@ _KNOWN: Final = 20.0
 """Answers below which a large deviation may be the expectation's fault."""
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
+_MOSTLY: Final = 0.8
 _SHORTEST: Final = 8.0
 _FAR: Final = math.log(8.0)
 _FAR_BEYOND: Final = 1.5

@@ -38,7 +38,7 @@ class Work:
     prompt_work: float  # prompt tokens to compute, weighted by attention
     undrafted: float  # steps beyond the drafter's limit
     beyond_from_s: float  # when it may reach the limit
-    mark: tuple[float, float, float, float]  # the integrals of the load when it was sent
+    mark: tuple[float, float, float, float, float]  # the integrals of the load when it was sent
 
 
 class KnownReplica:
@@ -72,7 +72,7 @@ class KnownReplica:
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
         self._beyond: dict[int, Work] = {}  # of requests that may exceed the limit, by `id`
         self._undrafted_at_s = -math.inf
-        self._at_s = self._request_s = self._context_s = self._prompt_work = 0.0
+        self._at_s = self._request_s = self._context_s = self._prompt_work = self._heard_s = 0.0
         self._prefill_until_s = self._told_until_s = 0.0
 
     # What its steps cost
@@ -166,7 +166,7 @@ class KnownReplica:
 
     def send(self, work: Work, now_s: float) -> None:
         """Add a request."""
-        work.mark = self._at_s, self._request_s, self._context_s, self._prompt_work
+        work.mark = self._at_s, self._request_s, self._context_s, self._prompt_work, self._heard_s
         self.sent += 1
         self.requests += 1
         self.steps += work.steps
@@ -182,6 +182,7 @@ class KnownReplica:
 
     def hear(self, prefill_s: float, now_s: float) -> None:
         """Add a prompt sent by another gateway."""
+        self._heard_s += prefill_s
         self._told_until_s = now_s + self.prefill_left_s(now_s) + prefill_s
 
     def end(self, work: Work, now_s: float, *, is_beyond: bool) -> None:
@@ -211,13 +212,17 @@ class KnownReplica:
 
     def met(self, work: Work, now_s: float, steps: float) -> Load:
         """Return the mean requests, context tokens and prompt work per step that a request met."""
-        at_s, request_s, context_s, prompt_work = work.mark
+        at_s, request_s, context_s, prompt_work, _ = work.mark
         elapsed_s = max(1e-6, now_s - at_s)
         return (  # the mark may be of an earlier replica of this name
             max(1.0, (self._request_s - request_s) / elapsed_s),
             max(0.0, self._context_s - context_s) / elapsed_s,
             max(0.0, self._prompt_work - prompt_work - work.prompt_work) / steps,
         )
+
+    def heard_s(self, work: Work) -> float:
+        """Return the seconds of the prompts of other gateways heard of since a request was sent."""
+        return max(0.0, self._heard_s - work.mark[4])
 
     def place(self, batch: float, k: float | None) -> Place | None:
         """Return the levels between which an answer was drafted, by its mean k if known; None for a fixed k."""

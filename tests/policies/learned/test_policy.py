@@ -174,6 +174,30 @@ def test_a_restart_ends_what_is_known_of_the_speed_of_a_slow_replica_only() -> N
         assert after[each]["suffix"] == pytest.approx(learned[each]["suffix"], rel=0.1)
 
 
+def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
+    pool = taught()
+    before = pool.costs(request("chat"))["baseline"]
+    for _ in range(60):
+        pool.send("baseline", request("chat"), step_s=2 * STEP_S, ttft_s=None, tpot_s=None)
+        pool.fit()
+    assert pool.costs(request("chat"))["baseline"] / before > 1.4
+    assert not pool.policy.detector.found
+
+
+def test_steps_that_prompts_of_other_gateways_lengthen_are_no_fault_of_a_replica() -> None:
+    pool = taught()
+    asked, backend = request("chat"), pool.backends[0]
+    for number in range(60):
+        decision = pool.policy.follow(Decision("baseline", "x", "y"), asked, [backend])
+        pool.policy.sent_elsewhere("baseline", (number,), (40_000,))
+        prompt_s = pool.policy.known.replicas["baseline"].prefill_left_s(pool.now_s)
+        outcome = answer(asked, decision, backend.method, step_s=STEP_S + prompt_s / 149)
+        pool.now_s += outcome.e2e_s
+        pool.policy.observe(outcome)
+    assert outcome.e2e_s > 2 * 150 * STEP_S
+    assert not pool.policy.detector.found
+
+
 def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
     pool = Pool()
     for number in range(200):
