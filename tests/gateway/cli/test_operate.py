@@ -124,7 +124,8 @@ async def test_what_goes_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[s
 
 
 def test_a_command_that_waits_outlasts_a_restart_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [httpx.ConnectError("refused"), httpx.RemoteProtocolError("cut"), httpx.Response(200, json={"a": 1})]
+    answer = httpx.Response(200, json={"a": 1})
+    outcomes: list[httpx.Response | Exception] = [httpx.ConnectError("no"), httpx.RemoteProtocolError("cut"), answer]
 
     def request(*_: object, **__: object) -> httpx.Response:
         if isinstance(outcome := outcomes.pop(0), Exception):
@@ -134,7 +135,7 @@ def test_a_command_that_waits_outlasts_a_restart_of_the_gateway(monkeypatch: pyt
     monkeypatch.setattr(httpx, "request", request)
     monkeypatch.setattr(admin, "_PAUSE_S", 0.0)
     assert Admin("http://gateway", "", patience_s=60.0).get("/admin/pool") == {"a": 1}
-    outcomes = [httpx.ConnectError("refused")]
+    outcomes.append(httpx.ConnectError("no"))
     with pytest.raises(typer.Exit):
         Admin("http://gateway", "").get("/admin/pool")
 
