@@ -94,6 +94,8 @@ async def test_of_several_models_a_response_is_read_without_naming_its_own(gatew
             refused = await client.get(f"{PATH}/{hidden}", headers=one)
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
             assert OTHER not in refused.text
+        await client.options(f"{PATH}/resp_unknown")
+        assert running.upstreams["a"].seen[-1].method == "OPTIONS", "without a key, engines are not asked"
         running.gateway.relay.router.locations.forget(Home(MODEL, "a"))  # as after a restart
         assert (await client.get(f"{PATH}/{made}", headers=every)).json()["id"] == made
 
