@@ -249,7 +249,7 @@ def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) 
     risk = routed.model.troubles.risk(routed.features, backend)
     wrong = "" if risk is None else str(risk)
     if assessed is None:
-        return wrong if wrong and backend.health.state is State.UP else _ineligible(backend, routed.features)
+        return wrong if wrong and backend.health.state is State.UP else _ineligible(backend, routed)
     return "; ".join(filter(None, (assessed.note, _beyond(backend, routed.features), wrong)))
 
 
@@ -265,12 +265,15 @@ def _beyond(backend: Backend, request: RequestFeatures) -> str:
     return f"{note} (the tokens of its {' and '.join(request.unseen.unknown)} are not known yet)"
 
 
-def _ineligible(backend: Backend, request: RequestFeatures) -> str:
+def _ineligible(backend: Backend, routed: RoutedRequest) -> str:
     """Return why a backend cannot serve a request."""
     if backend.health.state is not State.UP:
         return (
             f"{backend.health.state}: {backend.health.reason}" if backend.health.reason else backend.health.state.value
         )
+    request, headers = routed.features, routed.headers
+    if routed.home is not None and not (headers.backend or headers.method):
+        return "the stored response is on another replica"
     if request.baseline_only:
         return f"a speculating vLLM does not support {' and '.join(request.baseline_only)}"
     if beyond := _beyond(backend, request):

@@ -32,6 +32,7 @@ class ResponsesBody(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     previous_response_id: str | None = None
+    background: bool | None = False
     vllm_xargs: Xargs | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
@@ -65,6 +66,9 @@ def read_responses(value: Any) -> ChatBody:
     if asked.previous_response_id is not None:
         message = f"Response with id '{asked.previous_response_id}' not found."
         raise InvalidRequestError(message, "response_id", kind="invalid_request_error", code=404)
+    if asked.background:  # as vLLM without VLLM_ENABLE_RESPONSES_API_STORE
+        message = "This vLLM engine does not support `store=True` and therefore does not support the background mode."
+        raise InvalidRequestError(message, "background", kind="invalid_request_error")
     functions = [
         {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
         for tool in asked.tools or ()

@@ -14,7 +14,7 @@ import pytest
 from backends.health import State
 from gateway.routing import lookups
 from gateway.routing.sticky import Home
-from tests.gateway.conftest import MODEL, Running, Start, bearer, start_gateway
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer, start_gateway
 from tests.support.upstream import Behaviour, Wire
 
 THREE = {"a": "baseline", "b": "ngram", "c": "baseline"}
@@ -66,6 +66,12 @@ async def test_a_gateway_that_has_just_begun_finds_the_replica_of_a_response() -
             assert sum(len(each.seen) for each in running.upstreams.values()) == asked + 1
             read = await running.client.get(f"{PATH}/{first}?model={MODEL}")
             assert read.json()["id"] == first
+        continued = {"model": MODEL, "input": "hi", "previous_response_id": first}
+        explain = f"/admin/explain?path={PATH}"
+        explained = (await running.client.post(explain, json=continued, headers=bearer(ADMIN_KEY))).json()
+        notes = {each["backend"]: each["note"] for each in explained["candidates"]}
+        assert explained["choice"]["backend"] == first[5]
+        assert [name for name in THREE if notes[name] != "the stored response is on another replica"] == [first[5]]
 
 
 async def test_of_several_models_a_response_is_read_without_naming_its_own(gateway_of: Start) -> None:
@@ -88,6 +94,8 @@ async def test_of_several_models_a_response_is_read_without_naming_its_own(gatew
             refused = await client.get(f"{PATH}/{hidden}", headers=one)
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
             assert OTHER not in refused.text
+        await client.options(f"{PATH}/resp_unknown")
+        assert running.upstreams["a"].seen[-1].method == "OPTIONS", "without a key, engines are not asked"
         running.gateway.relay.router.locations.forget(Home(MODEL, "a"))  # as after a restart
         assert (await client.get(f"{PATH}/{made}", headers=every)).json()["id"] == made
 

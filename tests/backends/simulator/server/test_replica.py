@@ -390,6 +390,7 @@ def test_the_messages_api_counts_cached_tokens_apart(urls: dict[str, str]) -> No
         (COMPLETIONS, {"prompt": []}, 400, "You must pass at least one prompt"),
         (COMPLETIONS, {"prompt": [999999]}, 400, "999999 is out of vocabulary"),
         (RESPONSES, {"input": "And?", "previous_response_id": "resp_1"}, 404, "'resp_1' not found"),
+        (RESPONSES, {"input": "a", "background": True}, 400, "does not support the background mode"),
         ("/detokenize", {"tokens": [-1]}, 400, "-1 is out of vocabulary"),
     ],
 )
