@@ -192,7 +192,7 @@ class UpstreamConnection:
         """Release the connection and end the call."""
         if self._status < 200 or self._call is None:
             return
-        is_sent = self._transport is not None and not self._transport.get_write_buffer_size()  # it may never be read
+        is_sent = self._transport is not None and not self._transport.get_write_buffer_size()  # else it may stay unread
         reusable = is_sent and self._parser.should_keep_alive() and not self._until_close and not self._call.once
         if reusable and self._first is not None and self._status == 200:
             self._client.known.learn(self._first, self._headers)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.dialects.json_body import decoded_body, insert_field, set_field
+from gateway.dialects.json_body import ESCAPE, decoded_body, insert_field, set_field
 
 _XARGS: Final = "vllm_xargs"
-_ESCAPE: Final = b"\\u00"  # its name may be written with escapes
 _HAS_FIELDS: Final = re.compile(rb'\s*\{\s*"')
 
 
@@ -24,7 +23,7 @@ def with_draft_tokens(body: bytes, k: int) -> bytes:
     >>> with_draft_tokens(b'{"model": "m", "vllm_xargs": {"session": "a", "draft_tokens": 5}}', 2)
     b'{"model":"m","vllm_xargs":{"session":"a","draft_tokens":2}}'
     """
-    if b"vllm_xargs" not in body and _ESCAPE not in body and _HAS_FIELDS.match(body) is not None:
+    if b"vllm_xargs" not in body and ESCAPE not in body and _HAS_FIELDS.match(body) is not None:
         return insert_field(body, b'"vllm_xargs":{"draft_tokens":%d}' % k)
     given = decoded_body(body).get(_XARGS)
     if given is not None and not isinstance(given, dict):

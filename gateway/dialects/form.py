@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 from gateway.dialects.errors import GatewayError
 
 _SEGMENT: Final = re.compile(rb';((?:"[^"]*"?|[^";])*)')
+_CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"iso-8859-1"})
+"""Engines decode by the charset of the form: in these, ASCII reads the same."""
 _MOST_FIELDS: Final = 64
 _MOST_HEAD_BYTES: Final = 8192
 _MOST_VALUE_BYTES: Final = 1024
@@ -49,13 +51,16 @@ def text_in_form(content_type: str, body: bytes, name: str) -> str:
 
 def _fields(content_type: str, body: bytes) -> Iterator[_Field]:
     """Yield the fields; raise `GatewayError` if this is no form, or another parser could read it differently."""
-    boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
+    parameters = _parameters(content_type.encode("latin-1", "replace"))
+    boundary = parameters.get(b"boundary", b"")
     delimiter = b"\r\n--" + boundary
     at = len(delimiter) - 2 if boundary and body.startswith(delimiter[2:]) else len(body)
+    if any(name.startswith(b"charset") and value.lower() not in _CHARSETS for name, value in parameters.items()):
+        raise GatewayError(400, "The charset of the form is unknown here: send it in UTF-8.", code="invalid_form")
     for _ in range(_MOST_FIELDS):
         begin = body.find(b"\r\n\r\n", at, at + _MOST_HEAD_BYTES) + 4
         end = body.find(delimiter, begin - 2)
-        if not body.startswith(b"\r\n", at) or begin < 4 or end < 0:
+        if not body.startswith(b"\r\n", at) or begin < 4 or end < begin:  # for engines, no field ends before it begins
             break
         headers = [line.partition(b":") for line in body[at:begin].split(b"\r\n")]
         said = [_parameters(value) for name, _, value in headers if name.lower() == b"content-disposition"]
@@ -65,7 +70,7 @@ def _fields(content_type: str, body: bytes) -> Iterator[_Field]:
         yield _Field(
             said[0][b"name"].decode("utf-8", "replace"),
             None if filename is None else filename.decode("utf-8", "replace"),
-            memoryview(body)[begin : max(begin, end)],
+            memoryview(body)[begin:end],
         )
         at = end + len(delimiter)
     if not body.startswith(b"--", at):

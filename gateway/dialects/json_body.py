@@ -11,6 +11,8 @@ from gateway.dialects.errors import GatewayError
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Begins the JSON of some clients; engines ignore it, as RFC 8259 allows."""
+ESCAPE: Final = b"\\u00"
+"""May write a letter of a name."""
 _NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
 
 
@@ -52,7 +54,8 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
         if name not in document and document:
             return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))
         quoted = b'"%b"' % name.encode()
-        number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if body.count(quoted) == 1 else None
+        is_once = body.count(quoted) == 1 and ESCAPE not in body
+        number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if is_once else None
         if number is not None:  # the name occurs once, so it is this field's
             return body[: number.start(1)] + orjson.dumps(value) + body[number.end(1) :]
         return orjson.dumps({**document, name: value})

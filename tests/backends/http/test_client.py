@@ -164,23 +164,19 @@ async def test_a_request_lost_in_the_keep_alive_race_is_sent_again() -> None:
             assert (received.status, received.error) == (200, None)
 
 
-@pytest.mark.parametrize("is_in_one_piece", [True, False])
-async def test_no_request_waits_behind_one_that_was_answered_before_it_was_read(is_in_one_piece: bool) -> None:
+async def test_no_request_waits_behind_one_that_was_answered_before_it_was_read() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(OK if is_in_one_piece else OK[:-1])
-        await writer.drain()
-        if not is_in_one_piece:
-            await asyncio.sleep(0)
-            writer.write(OK[-1:])
+        writer.write(OK)
         await asyncio.Event().wait()
 
     async with serving(handler) as client:
-        for _ in range(3):
+        for _ in range(3):  # the first answer has an unknown head
             recorder = Recorder()
-            client.send(Call(REQUEST, b"x" * 32_000_000, recorder))
+            client.send(Call(REQUEST, b"x" * 32_000_000, recorder, whole=recorder))
             await recorder.ended()
             assert (recorder.status, client._idle) == (200, [])
+            client.known.learn(OK, recorder.headers)
 
 
 async def test_a_request_that_must_not_be_sent_twice_gets_a_new_connection() -> None:

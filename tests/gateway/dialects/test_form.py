@@ -74,6 +74,7 @@ DISPOSITION = b"content-disposition: form-data; name="
         b"--x\r\nname=a\r\n\r\n1\r\n--x--",
         b"\r\n--x\r\n" + DISPOSITION + b"a\r\n\r\n1\r\n--x--",
         b"--x\r\n" + DISPOSITION + b"a\r\n" + DISPOSITION + b"b\r\n\r\n1\r\n--x--",
+        b"--x\r\n" + DISPOSITION + b"a\r\n\r\n--x\r\n" + DISPOSITION + b"b\r\n\r\n1\r\n--x--",
         b"{}",
     ],
 )
@@ -82,6 +83,14 @@ def test_what_is_no_form_or_may_be_two_is_refused(content_type: str, body: bytes
     for read in (read_form, partial(text_in_form, name="model")):
         with pytest.raises(GatewayError):
             read(content_type, body)
+
+
+@pytest.mark.parametrize("charset", ["charset=utf-7", "charset=utf-16", "charset*=utf-8''utf-7", 'Charset="UTF-7"'])
+def test_a_form_whose_names_may_be_written_otherwise_is_refused(charset: str) -> None:
+    body = b"--x\r\n" + DISPOSITION + b"model\r\n\r\n1\r\n--x\r\n" + DISPOSITION + b"+AG0-odel\r\n\r\n2\r\n--x--"
+    with pytest.raises(GatewayError, match="UTF-8"):
+        text_in_form(f"multipart/form-data; boundary=x; {charset}", body, "model")
+    assert text_in_form("multipart/form-data; charset=UTF-8; boundary=x", body, "model") == "1"
 
 
 def test_forms_without_fields() -> None:

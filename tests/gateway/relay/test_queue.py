@@ -356,6 +356,17 @@ def test_engines_get_a_priority_only_if_they_schedule_by_it(
     assert b"x-vllm-priority" not in relay.clients["a"].calls[0].head
 
 
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize(
+    "fields", [rb'"priority": 3, "prior\u0069ty": -5', rb'"prior\u0069ty": -5, "metadata": {"priority": 1}']
+)
+def test_a_priority_written_with_escapes_is_bounded_too(fields: bytes, passes: bool) -> None:
+    relay = queued("a", pass_priority=passes)
+    relay.send(b'{"model": "m", "messages": [], %b}' % fields)
+    pairs = json.loads(relay.clients["a"].bodies[0], object_pairs_hook=lambda pairs: pairs)
+    assert [value for name, value in pairs if name == "priority"] == [0]
+
+
 def test_shares_follow_the_weights_and_priorities_come_first() -> None:
     relay = queued("a", waiting=100)
     ask(relay, "-", "greedy")
