@@ -24,7 +24,8 @@ _WINDOW, _WINDOWS = 4000, 5
 _FEW = 16
 _CORRECTIONS, _CLOSE = 4, 0.02
 HEADINGS = ["recorded", "requests", *(head for _, title, _ in TIMES for head in (title, "replayed", "error"))]
-_JUDGED = {"e2e_s": "mean time", "tpot_s": "time per token"}
+_NAMES = {"e2e_s": "mean time", "ttft_s": "time to the first token", "tpot_s": "time per token"}
+_JUDGED = ("e2e_s", "tpot_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class PastReplay:
         if not self.replicas:
             few = "too few" if self.pool.is_fitted else "no"
             return f"How far this is off is not known: the trace has {few} times of these replicas."
-        worst = [max(found, key=lambda one: abs(one[0])) for time in _JUDGED if (found := self._errors(time))]
-        errors = " and ".join(f"{error:+.1%} in the {what} of {name}" for error, what, name in worst)
+        worst = [max(found, key=lambda one: abs(one[0])) for time in _NAMES if (found := self._errors(time))]
+        errors = ", ".join(f"{error:+.1%} in the {what} of {name}" for error, what, name in worst)
         start = "Not to be relied on: a" if (self.error or 0.0) > ERROR else "A"
         of = ", on requests that the fit has not seen" if self.pool.is_fitted else ""
         unknown = [one.name for one in self.pool.replicas if one.name not in {each.name for each in self.replicas}]
@@ -102,7 +103,7 @@ class PastReplay:
 
     def _errors(self, *times: str) -> list[tuple[float, str, str]]:
         return [
-            (error, _JUDGED[time], one.name)
+            (error, _NAMES[time], one.name)
             for one in self.replicas
             for time in times or _JUDGED
             if (error := one.error(time)) is not None

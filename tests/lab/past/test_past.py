@@ -155,6 +155,7 @@ def test_the_error_stands_beside_each_result(hidden: str, config: Path, tmp_path
     assert printed.startswith("Step times of plain: fitted to half of ")
     assert document["past"]["error"] < 0.10
     assert document["verdict"].endswith(document["past"]["said"])
+    assert "% in the time to the first token of " in document["past"]["said"]
     assert set(document["past"]["replicas"]) == set(REPLICAS)
     shown = ReportPage(page.read_text("utf-8"))
     assert [row[0] for row in shown.tables["recorded"][1:]] == list(REPLICAS)
