@@ -76,6 +76,10 @@ class CheckedModel(BaseModel):
             settings = handler(data)
         except ValidationError as error:
             raise error_of(cls.__name__, [*issues_of(error, cls), *conflicts]) from None
+        if isinstance(data, Mapping):  # pydantic takes `yes` for 1, and `off` for 0
+            numbers = [name for name in data if type(getattr(settings, str(name), None)) in (int, float)]
+            wrong = "expected a number, not true or false"
+            conflicts += [Issue((name,), wrong) for name in numbers if isinstance(data[name], bool)]
         if conflicts:
             raise error_of(cls.__name__, conflicts)
         return settings

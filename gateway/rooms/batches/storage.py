@@ -62,9 +62,12 @@ class Storage:
 
     def hold(self) -> bool:
         """Take the lock of the folder, which the kernel releases when the process exits; return whether it is held."""
+        path = self._root / "lock"
+        if self._lock is not None and not (path.exists() and os.path.samefile(path, self._lock.fileno())):
+            self.release()  # somebody has removed the file or moved the folder, so that others would lock another
         if self._lock is None:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._root / "lock", "ab")  # noqa: SIM115 -- until it is released
+            self._lock = open(path, "ab")  # noqa: SIM115 -- until it is released
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -344,6 +344,8 @@ class TestErrors:
                 "1:46: keys[0].admin: /admin is about all models, but models bounds the key; remove one of the two",
             ),
             pytest.param("a: " + "[" * 5000, "1:1: nested too deep", marks=pytest.mark.slow),
+            ("server: {drain_s: off}\n", "1:19: server.drain_s: expected a number, not true or false"),
+            ("server: {max_in_flight: yes}\n", "1:25: server.max_in_flight: expected a number, not true or false"),
             ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )

@@ -242,6 +242,17 @@ def test_lines_are_begun_that_can_end() -> None:
     assert started <= answered + 5
 
 
+def test_a_lock_that_somebody_removes_is_taken_again(tmp_path: Path) -> None:
+    ours, others = Storage(tmp_path), Storage(tmp_path)
+    assert (ours.hold(), others.hold()) == (True, False)
+    (tmp_path / "lock").unlink()
+    assert (ours.hold(), others.hold(), ours.hold()) == (True, False, True)
+    ours.release()
+    assert (others.hold(), ours.hold()) == (True, False)
+    for each in (ours, others):
+        each.release()
+
+
 @pytest.mark.slow
 def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
