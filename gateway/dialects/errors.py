@@ -31,12 +31,14 @@ EXCEEDED: Final = "deadline_exceeded"
 
 
 class GatewayError(Exception):
-    """An error with which the gateway answers in place of a backend.
+    r"""An error with which the gateway answers in place of a backend.
 
     Examples
     --------
     >>> GatewayError(404, "There is no model x.", code="model_not_found").body()
     b'{"error":{"message":"There is no model x.","type":"not_found_error","param":null,"code":"model_not_found"}}'
+    >>> GatewayError(404, "There is no model \ud800.").message
+    'There is no model \\ud800.'
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status  # HTTP status
-        self.message = message  # what is wrong, and what to do instead
+        # What is wrong, and what to do instead; it may quote a lone surrogate, which no answer can contain.
+        self.message = message.encode("utf-8", "backslashreplace").decode()
         self.code = code  # OpenAI's error code, such as `model_not_found`
         self.param = param  # the request field at fault
         self.retry_after_s = retry_after_s  # seconds after which to try again, sent as `Retry-After`

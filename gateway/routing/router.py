@@ -44,6 +44,7 @@ _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _LEAST_TOLD: Final = 256  # prompts from this many tokens on are reported to other gateways
 SMALL_BYTES: Final = 2**15
 """A body up to this size is parsed immediately, and kept parsed until its features are needed."""
+_GZIP: Final = b"\x1f\x8b"
 _SHOWN_CHARS: Final = 100
 """Most characters of a client's model name to quote in an error."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
@@ -370,7 +371,7 @@ def _may_be_object(body: bytes) -> bool:
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     """Return the JSON object in a body; an empty one if the body has none and need not."""
-    problem = "a JSON object"
+    problem = ""
     if body.startswith(b"{") or _may_be_object(body):
         try:
             document: dict[str, Any] = decoded_body(body)
@@ -379,5 +380,6 @@ def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
         else:
             return document
     if required:
+        problem = problem or ("a JSON object, but compressed" if body.startswith(_GZIP) else "a JSON object")
         raise GatewayError(400, f"The body is not {problem}. Send a JSON object in UTF-8.", code="invalid_json")
     return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import time
@@ -242,6 +243,12 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
     assert (first.status, first.code) == (400, "invalid_json")
     assert (second.status, second.code) == (429, "rate_limit_exceeded")
     assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_a_compressed_body_is_called_compressed() -> None:
+    _, reply = Relay("a").send(gzip.compress(b"{}"))
+    assert (reply.status, reply.code) == (400, "invalid_json")
+    assert b"but compressed" in reply.body
 
 
 def test_a_body_may_begin_with_a_byte_order_mark() -> None:
