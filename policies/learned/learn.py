@@ -59,6 +59,8 @@ class Lessons:
             self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
         elif not outcome.shadow:  # it shows which kinds of requests there are
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
+        if per_step is None:
+            self._learn_counted(outcome, replica, now_s)
         if delay is None:
             return
         generation_s = _generation_s(outcome, delay)
@@ -156,6 +158,14 @@ class Lessons:
         ):
             known.learn_drafts(replica, one, now_s)
 
+    def _learn_counted(self, outcome: Outcome, replica: KnownReplica, now_s: float) -> None:
+        """Learn what an answer does not show from its engine's counters, for requests of all kinds."""
+        known = self._known
+        always_drafts = replica.k > 0 and not replica.has_shadow and replica.depth is None
+        if always_drafts and replica.name not in known.detector.found and (counted := replica.counted()) is not None:
+            expected = self._by_k(replica.method, replica.k, outcome.request, outcome)[-1]
+            known.learn_drafts(replica, Drafted(((),), math.log(counted) - expected, 1.0, 1.0), now_s)
+
     def _learn_steps(
         self,
         outcome: Outcome,
@@ -230,6 +240,7 @@ _KNOWN: Final = 20.0
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _MOSTLY: Final = 0.8
+"""Share of an answer's time that must come after its expected start to be learned as that of its steps."""
 _SHORTEST: Final = 8.0
 _FAR: Final = math.log(8.0)
 _FAR_BEYOND: Final = 1.5

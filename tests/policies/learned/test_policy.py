@@ -158,6 +158,19 @@ def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
     assert not pool.policy.detector.found
 
 
+def test_the_counters_of_an_engine_teach_what_its_answers_do_not_show() -> None:
+    pool, unseen = Pool(), {"ttft_s": None, "tpot_s": None, "tokens_per_step": None}
+    eagle3 = pool.backends[-1]
+    for number in range(1, 41):
+        eagle3.load = EngineLoad(drafts=100 * number, accepted_tokens=10 * number, at_s=math.inf)
+        pool.send("eagle3", request("chat"), **unseen)
+    eagle3.load = EngineLoad(drafts=60, accepted_tokens=180, at_s=math.inf)  # restarted
+    pool.send("eagle3", request("chat"), **unseen)
+    for kind in ("chat", "code"):
+        (delay,) = pool.policy._delays(request(kind), [eagle3])
+        assert 1.0 < delay.per_step < 1.5
+
+
 def test_steps_that_prompts_of_other_gateways_lengthen_are_no_fault_of_a_replica() -> None:
     pool = taught()
     asked, backend = request("chat"), pool.backends[0]
