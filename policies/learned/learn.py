@@ -63,7 +63,7 @@ class Lessons:
             self._learn_counted(outcome, replica, now_s)
         if delay is None:
             return
-        generation_s = _generation_s(outcome, delay)
+        generation_s = _generation_s(outcome, delay, now_s)
         if teaches and steps > _MIN_STEPS and generation_s:
             self._learn_steps(outcome, delay, replica, generation_s, steps, met, source, now_s)
         if delay.is_compared and not outcome.was_paused:
@@ -211,14 +211,15 @@ def _delay(decision: Decision) -> Delay | None:
     return memo if isinstance(memo, Delay) else None
 
 
-def _generation_s(outcome: Outcome, delay: Delay) -> float:
+def _generation_s(outcome: Outcome, delay: Delay, now_s: float) -> float:
     """Return the seconds after the first token; 0 if unknown.
 
     Of an answer in one piece, they are the rest after the expected start, if that is most of its time.
     """
     if outcome.tpot_s:
         return outcome.tpot_s * (outcome.output_tokens - 1)
-    request, rest_s = outcome.request, outcome.e2e_s - delay.ttft_s
+    request, sent_s = outcome.request, delay.mark[0]  # later than its arrival, if another replica had failed it
+    rest_s = min(outcome.e2e_s, now_s - sent_s) - delay.ttft_s
     is_whole = outcome.ttft_s is None and not request.stream and request.n == 1 and not outcome.was_paused
     return rest_s if is_whole and rest_s > _MOSTLY * outcome.e2e_s else 0.0
 
