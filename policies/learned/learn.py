@@ -59,9 +59,11 @@ class Lessons:
             self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
         elif not outcome.shadow:  # it shows which kinds of requests there are
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
+        if per_step is None:
+            self._learn_counted(outcome, replica, now_s)
         if delay is None:
             return
-        generation_s = _generation_s(outcome, delay)
+        generation_s = _generation_s(outcome, delay, now_s)
         if teaches and steps > _MIN_STEPS and generation_s:
             self._learn_steps(outcome, delay, replica, generation_s, steps, met, source, now_s)
         if delay.is_compared and not outcome.was_paused:
@@ -156,6 +158,14 @@ class Lessons:
         ):
             known.learn_drafts(replica, one, now_s)
 
+    def _learn_counted(self, outcome: Outcome, replica: KnownReplica, now_s: float) -> None:
+        """Learn what an answer does not show from its engine's counters, for requests of all kinds."""
+        known = self._known
+        always_drafts = replica.k > 0 and not replica.has_shadow and replica.depth is None
+        if always_drafts and replica.name not in known.detector.found and (counted := replica.counted()) is not None:
+            expected = self._by_k(replica.method, replica.k, outcome.request, outcome)[-1]
+            known.learn_drafts(replica, Drafted(((),), math.log(counted) - expected, 1.0, 1.0), now_s)
+
     def _learn_steps(
         self,
         outcome: Outcome,
@@ -201,14 +211,15 @@ def _delay(decision: Decision) -> Delay | None:
     return memo if isinstance(memo, Delay) else None
 
 
-def _generation_s(outcome: Outcome, delay: Delay) -> float:
+def _generation_s(outcome: Outcome, delay: Delay, now_s: float) -> float:
     """Return the seconds after the first token; 0 if unknown.
 
     Of an answer in one piece, they are the rest after the expected start, if that is most of its time.
     """
     if outcome.tpot_s:
         return outcome.tpot_s * (outcome.output_tokens - 1)
-    request, rest_s = outcome.request, outcome.e2e_s - delay.ttft_s
+    request, sent_s = outcome.request, delay.mark[0]  # later than its arrival, if another replica had failed it
+    rest_s = min(outcome.e2e_s, now_s - sent_s) - delay.ttft_s
     is_whole = outcome.ttft_s is None and not request.stream and request.n == 1 and not outcome.was_paused
     return rest_s if is_whole and rest_s > _MOSTLY * outcome.e2e_s else 0.0
 
@@ -230,6 +241,7 @@ _KNOWN: Final = 20.0
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _MOSTLY: Final = 0.8
+"""Share of an answer's time that must come after its expected start to be learned as that of its steps."""
 _SHORTEST: Final = 8.0
 _FAR: Final = math.log(8.0)
 _FAR_BEYOND: Final = 1.5

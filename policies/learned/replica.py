@@ -38,7 +38,7 @@ class Work:
     prompt_work: float  # prompt tokens to compute, weighted by attention
     undrafted: float  # steps beyond the drafter's limit
     beyond_from_s: float  # when it may reach the limit
-    mark: tuple[float, float, float, float, float]  # the integrals of the load when it was sent
+    mark: tuple[float, float, float, float, float]  # the load's integrals when it was sent
 
 
 class KnownReplica:
@@ -64,7 +64,7 @@ class KnownReplica:
         self._calibration, self._expected = calibration, dict[Text, tuple[float, ...]]()
         self.load = EngineLoad()
         self.waiting = self.others = 0
-        self.drafts = 0, 0
+        self.drafts = self._counted = 0, 0
         self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
         self._prompt_log = self._prompts = 0.0
         self._prompt_s = 0.0, 0.0  # fitted seconds per prompt token, and combined with measured prompts
@@ -138,6 +138,16 @@ class KnownReplica:
         )
         # fmt: on
         return sums, expected_s
+
+    def counted(self) -> float | None:
+        """Return the tokens per step that its engine has counted since the last call; None while they are few."""
+        drafts, accepted = self.drafts[0] - self._counted[0], self.drafts[1] - self._counted[1]
+        if 0 <= drafts < _LEAST_COUNTED:
+            return None
+        self._counted = self.drafts
+        if drafts < 0:  # it has restarted
+            return None
+        return min(1.0 + max(0, accepted) / drafts, self.k + 1.0)
 
     # The work sent there
 
@@ -379,4 +389,6 @@ _LONG_PROMPT: Final = 2048.0
 """Prompt tokens from which prefill dominates the time to the first token."""
 _MOST_PROMPTS: Final = 50.0
 _MOST_ERROR: Final = math.log(3.0)
+_LEAST_COUNTED: Final = 50
+"""Drafts between two readings of an engine's counters from which their mean is a lesson."""
 _LEAST_DRAFTED: Final = 0.1

@@ -180,8 +180,28 @@ def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
     for _ in range(60):
         pool.send("baseline", request("chat"), step_s=2 * STEP_S, ttft_s=None, tpot_s=None)
         pool.fit()
-    assert pool.costs(request("chat"))["baseline"] / before > 1.4
+    known = pool.costs(request("chat"))["baseline"]
+    assert known / before > 1.4
     assert not pool.policy.detector.found
+    for _ in range(60):  # another replica had failed these
+        decision = pool.policy.follow(Decision("baseline", "x", "y"), request("chat"), pool.backends[:1])
+        pool.now_s += 3.0
+        pool.policy.observe(answer(request("chat"), decision, Method.BASELINE, e2e_s=30.0, ttft_s=None, tpot_s=None))
+        pool.fit()
+    assert pool.costs(request("chat"))["baseline"] == pytest.approx(known, rel=0.1)
+
+
+def test_the_counters_of_an_engine_teach_what_its_answers_do_not_show() -> None:
+    pool, unseen = Pool(), {"ttft_s": None, "tpot_s": None, "tokens_per_step": None}
+    eagle3 = pool.backends[-1]
+    for number in range(1, 41):
+        eagle3.load = EngineLoad(drafts=100 * number, accepted_tokens=10 * number, at_s=math.inf)
+        pool.send("eagle3", request("chat"), **unseen)
+    eagle3.load = EngineLoad(drafts=60, accepted_tokens=180, at_s=math.inf)  # restarted
+    pool.send("eagle3", request("chat"), **unseen)
+    for kind in ("chat", "code"):
+        (delay,) = pool.policy._delays(request(kind), [eagle3])
+        assert 1.0 < delay.per_step < 1.5
 
 
 def test_steps_that_prompts_of_other_gateways_lengthen_are_no_fault_of_a_replica() -> None:
