@@ -84,7 +84,7 @@ class Statistics:
         self._own: dict[tuple[str, int], _EpochRecord] = {}
         self._last: dict[str, _EpochRecord] = {}  # by table: the record of the last observation
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
-        self._ignored: dict[tuple[str, Key], int] = {}  # by table and bucket: the last epoch of others that is ignored
+        self._ignored: dict[tuple[str, str], int] = {}  # last epoch of others, by table and first part of keys
         self.observations = 0
         """Number of changes so far; a fit is due when it has grown."""
         self.told = 0
@@ -127,11 +127,13 @@ class Statistics:
         self.observations += 1
         self.told += 1
 
-    def ignore_others(self, table: Table, key: Key) -> None:
-        """Ignore the sums of others in a bucket, in all epochs up to now: processes that have ended drop nothing."""
-        self._ignored[table.name, key] = int(self.clock() // table.epoch_s)
-        self.observations += 1
-        self.told += 1
+    def forget(self, table: Table, first: str) -> None:
+        """Drop own sums, and ignore those of others up to now, in the buckets whose keys begin with a part.
+
+        Others drop their own, but processes that have ended cannot.
+        """
+        self.drop(table, lambda key: key[0] == first)
+        self._ignored[table.name, first] = int(self.clock() // table.epoch_s)
 
     def own(self) -> Iterator[Row]:
         """Yield this gateway's own sums of all kept epochs."""
@@ -175,10 +177,12 @@ class Statistics:
         for (name, epoch), record in list(self._own.items()):  # the copy is atomic under the GIL
             if name == table.name:
                 _add_weighted(total, list(record.buckets.items()), table.weight(epoch, now_s))
-        ignored = {key: epoch for (name, key), epoch in list(self._ignored.items()) if name == table.name}
+        ignored = {first: epoch for (name, first), epoch in list(self._ignored.items()) if name == table.name}
         for (name, epoch), buckets in list(self._others.items()):
             if name == table.name:
-                told = [item for item in list(buckets.items()) if not ignored or epoch > ignored.get(item[0], -1)]
+                told = list(buckets.items())
+                if ignored:
+                    told = [(key, sums) for key, sums in told if epoch > ignored.get(key[0], -1)]
                 _add_weighted(total, told, table.weight(epoch, now_s))
         return {key: tuple(bucket) for key, bucket in total.items()}
 
@@ -198,9 +202,9 @@ class Statistics:
         for name, epoch in [*self._own]:
             if epoch < self.tables[name].oldest(now_s):
                 del self._own[name, epoch]
-        for (name, key), epoch in [*self._ignored.items()]:
+        for (name, first), epoch in [*self._ignored.items()]:
             if epoch < self.tables[name].oldest(now_s):
-                del self._ignored[name, key]
+                del self._ignored[name, first]
         self._last.clear()
 
 

@@ -145,9 +145,10 @@ class Known:
             self.prefixes.remove_backend(replica.prefixes)
 
     def is_slow(self, backend: str) -> bool:
-        """Return whether a backend's steps take longer than is usual in the pool, for its method."""
+        """Return whether a backend's steps are clearly slower, for its method, than is usual among the others."""
         logs = mean_logs(possible(self.statistics.buckets(STEPS)))
-        return backend in logs and logs[backend] > median(logs.values())
+        own = logs.pop(backend, -math.inf)
+        return bool(logs) and own > _SLOWER + median(logs.values())
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by a factor; drop what was learned from them before."""
@@ -200,6 +201,7 @@ _ALL: Final = ((),)
 _APART: Final = 0.25
 """Weight of an answer in a replica's deviation from its arm: replicas of one arm rarely differ."""
 _NEW: Final = 0.01
+_SLOWER: Final = math.log(1.1)
 _QUEUE: Final = 0.25
 """Waiting requests, relative to the running ones, beyond which they wait for more than the end of a step."""
 _MOST_EXCESS: Final = 3.0

@@ -59,13 +59,13 @@ class Lessons:
             self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
         elif not outcome.shadow:  # it shows which kinds of requests there are
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
-        if per_step is None:
-            self._learn_counted(outcome, replica, now_s)
+        replica.shown += _NEW * ((0.0 if per_step is None else 1.0) - replica.shown)
+        if per_step is None and replica.shown < _HARDLY:
+            self._learn_counted(outcome, replica, share, now_s)
         if delay is None:
             return
-        generation_s = _generation_s(outcome, delay, now_s)
-        if teaches and steps > _MIN_STEPS and generation_s:
-            self._learn_steps(outcome, delay, replica, generation_s, steps, met, source, now_s)
+        if teaches and steps > _MIN_STEPS:
+            self._learn_steps(outcome, delay, replica, steps, met, source, now_s)
         if delay.is_compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._learn_prompt(outcome, delay, replica, now_s)
@@ -158,34 +158,33 @@ class Lessons:
         ):
             known.learn_drafts(replica, one, now_s)
 
-    def _learn_counted(self, outcome: Outcome, replica: KnownReplica, now_s: float) -> None:
+    def _learn_counted(self, outcome: Outcome, replica: KnownReplica, share: float, now_s: float) -> None:
         """Learn what an answer does not show from its engine's counters, for requests of all kinds."""
         known = self._known
         always_drafts = replica.k > 0 and not replica.has_shadow and replica.depth is None
         if always_drafts and replica.name not in known.detector.found and (counted := replica.counted()) is not None:
             expected = self._by_k(replica.method, replica.k, outcome.request, outcome)[-1]
-            known.learn_drafts(replica, Drafted(((),), math.log(counted) - expected, 1.0, 1.0), now_s)
+            known.learn_drafts(replica, Drafted(((),), math.log(counted) - expected, 1.0, share), now_s)
 
     def _learn_steps(
         self,
         outcome: Outcome,
         delay: Delay,
         replica: KnownReplica,
-        generation_s: float,
         steps: float,
         met: tuple[float, float, float],
         source: str | None,
         now_s: float,
     ) -> None:
         """Learn step times under the load that an answer met; only measured ones are evidence of a fault."""
-        step_s = generation_s / (steps - 1)
+        step_s = _generation_s(outcome, delay, steps, now_s) / (steps - 1)
         place = replica.place(met[0], _mean_k(outcome, steps))
         sums, expected_s = replica.observation(step_s, met, place)
         if sums is None:
             return
         self._known.statistics.add_at(now_s, STEPS, (replica.name,), sums)
         if replica.observed >= _KNOWN and outcome.tpot_s and not outcome.is_estimated and self._detects:
-            # Prompts of other gateways lengthen steps too: heard of late, they teach nothing, but are an excuse.
+            # Prompts from other gateways lengthen steps too. They are heard of too late to be in the load met.
             expected_s += replica.heard_s(delay) / steps
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
@@ -211,17 +210,18 @@ def _delay(decision: Decision) -> Delay | None:
     return memo if isinstance(memo, Delay) else None
 
 
-def _generation_s(outcome: Outcome, delay: Delay, now_s: float) -> float:
+def _generation_s(outcome: Outcome, delay: Delay, steps: float, now_s: float) -> float:
     """Return the seconds after the first token; 0 if unknown.
 
-    Of an answer in one piece, they are the rest after the expected start, if that is most of its time.
+    For an answer in one piece, they are what is left after the expected start, if that is short.
     """
     if outcome.tpot_s:
         return outcome.tpot_s * (outcome.output_tokens - 1)
     request, sent_s = outcome.request, delay.mark[0]  # later than its arrival, if another replica had failed it
-    rest_s = min(outcome.e2e_s, now_s - sent_s) - delay.ttft_s
     is_whole = outcome.ttft_s is None and not request.stream and request.n == 1 and not outcome.was_paused
-    return rest_s if is_whole and rest_s > _MOSTLY * outcome.e2e_s else 0.0
+    # Judged by its measured time, slow answers would be learned more often than fast ones.
+    is_short = delay.ttft_s <= _SHORT_START * steps * delay.step_s
+    return max(0.0, min(outcome.e2e_s, now_s - sent_s) - delay.ttft_s) if is_whole and is_short else 0.0
 
 
 def _is_overlong(outcome: Outcome, delay: Delay | None) -> bool:
@@ -240,11 +240,13 @@ _KNOWN: Final = 20.0
 """Answers below which a large deviation may be the expectation's fault."""
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
-_MOSTLY: Final = 0.8
-"""Share of an answer's time that must come after its expected start to be learned as that of its steps."""
+_SHORT_START: Final = 0.25
+"""Longest expected start of an answer in one piece, relative to its steps, with which their time is learned."""
 _SHORTEST: Final = 8.0
 _FAR: Final = math.log(8.0)
 _FAR_BEYOND: Final = 1.5
+_HARDLY: Final = 0.1
+"""Share of answers that show their tokens per step beyond which only those teach: the counters include them too."""
 _ESTIMATE: Final = 0.25
 """Weight of an answer whose length is an estimate."""
 _MOST_WAIT: Final = 0.2

@@ -136,12 +136,11 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if replica is not None:
             replica.prefixes.clear()
         if change is EngineChange.RELOAD or (change is EngineChange.RESTART and self.known.is_slow(backend)):
-            self.statistics.drop(STEPS, lambda key: key[0] == backend)
-            self.statistics.ignore_others(STEPS, (backend,))
+            self.statistics.forget(STEPS, backend)
             if replica is not None:
                 replica.forget_prompts()
         if change is EngineChange.RELOAD and replica is not None:
-            self.statistics.drop(PER_STEP, lambda key: key[0] == replica.own)
+            self.statistics.forget(PER_STEP, replica.own)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember that a backend has a prompt sent by another gateway."""

@@ -65,6 +65,7 @@ class KnownReplica:
         self.load = EngineLoad()
         self.waiting = self.others = 0
         self.drafts = self._counted = 0, 0
+        self.shown = 0.0  # share of its recent answers that show their tokens per step
         self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
         self._prompt_log = self._prompts = 0.0
         self._prompt_s = 0.0, 0.0  # fitted seconds per prompt token, and combined with measured prompts

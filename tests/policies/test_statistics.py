@@ -97,10 +97,11 @@ def test_dropped_buckets_are_gone_from_all_epochs_and_count_as_changed() -> None
     assert statistics.observations > before
 
 
-def test_what_others_have_told_of_a_bucket_is_ignored_up_to_now() -> None:
+def test_what_is_forgotten_is_gone_and_ignored_of_others_up_to_now() -> None:
     statistics, now_s = _statistics()
+    statistics.add(TABLE, ("a",), 1.0, 2.0)
     statistics.set_others_of("t", 1000, {("a",): (1.0, 1.0), ("b",): (1.0, 1.0)})
-    statistics.ignore_others(TABLE, ("a",))
+    statistics.forget(TABLE, "a")
     assert statistics.buckets(TABLE).keys() == {("b",)}
     statistics.set_others_of("t", 1000, {("a",): (2.0, 2.0)})  # told again, as by a process that has ended
     statistics.set_others_of("t", 1001, {("a",): (1.0, 3.0)})

@@ -174,6 +174,31 @@ def test_a_restart_ends_what_is_known_of_the_speed_of_a_slow_replica_only() -> N
         assert after[each]["suffix"] == pytest.approx(learned[each]["suffix"], rel=0.1)
 
 
+def test_new_weights_end_what_ended_processes_know_of_a_replica_too() -> None:
+    pool = Pool()
+    pool.backends.append(Backend("other", "m", Method.EAGLE3, "http://b", 3))
+    for name in ("eagle3", "other"):
+        pool.send(name, request("chat"))
+    statistics, own = pool.policy.statistics, pool.policy.known.replicas["other"].own
+    for row in [*statistics.own()]:
+        statistics.set_others_of(row.table, row.epoch, {each.key: each.sums for each in statistics.own_of(*row[:2])})
+    assert {own, "other"} <= {key[0] for table in (PER_STEP, STEPS) for key in statistics.buckets(table)}
+    pool.policy.engine_changed("other", EngineChange.RELOAD)
+    assert not {own, "other"} & {key[0] for table in (PER_STEP, STEPS) for key in statistics.buckets(table)}
+
+
+@pytest.mark.parametrize(("factor", "is_slow"), [(1.05, False), (1.5, True)])
+def test_the_slower_of_two_replicas_is_slow_if_it_clearly_is(factor: float, is_slow: bool) -> None:
+    pool = Pool()
+    for _ in range(60):
+        pool.send("baseline", request("chat"), step_s=factor * STEP_S)
+    assert not pool.policy.known.is_slow("baseline"), "there is no other"
+    for _ in range(60):
+        pool.send("ngram", request("chat"), per_step=1.0)
+    assert pool.policy.known.is_slow("baseline") is is_slow
+    assert not pool.policy.known.is_slow("ngram")
+
+
 def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
     pool = taught()
     before = pool.costs(request("chat"))["baseline"]
@@ -185,10 +210,22 @@ def test_the_speed_of_a_replica_is_learned_from_answers_in_one_piece() -> None:
     assert not pool.policy.detector.found
     for _ in range(60):  # another replica had failed these
         decision = pool.policy.follow(Decision("baseline", "x", "y"), request("chat"), pool.backends[:1])
-        pool.now_s += 3.0
+        pool.now_s += 150 * 2 * STEP_S
         pool.policy.observe(answer(request("chat"), decision, Method.BASELINE, e2e_s=30.0, ttft_s=None, tpot_s=None))
         pool.fit()
-    assert pool.costs(request("chat"))["baseline"] == pytest.approx(known, rel=0.1)
+    assert pool.costs(request("chat"))["baseline"] == pytest.approx(known, rel=0.2)
+
+
+def test_fast_answers_in_one_piece_teach_as_slow_ones_do() -> None:
+    pool, asked = taught(), request("chat", prompt_tokens=10_000)
+    (delay,) = pool.policy._delays(asked, pool.backends[:1])
+    assert 0.2 < delay.ttft_s / (150 * STEP_S) < 0.25
+    for factor in (0.6, 1.4):
+        pool, e2e_s = taught(), delay.ttft_s + factor * 149 * STEP_S
+        before = pool.policy.statistics.buckets(STEPS)["baseline",][0]
+        for _ in range(20):
+            pool.send("baseline", asked, ttft_s=None, tpot_s=None, e2e_s=e2e_s, prompt_tokens=10_000)
+        assert pool.policy.statistics.buckets(STEPS)["baseline",][0] == pytest.approx(before + 20, rel=0.05)
 
 
 def test_the_counters_of_an_engine_teach_what_its_answers_do_not_show() -> None:
@@ -202,6 +239,20 @@ def test_the_counters_of_an_engine_teach_what_its_answers_do_not_show() -> None:
     for kind in ("chat", "code"):
         (delay,) = pool.policy._delays(request(kind), [eagle3])
         assert 1.0 < delay.per_step < 1.5
+
+
+def test_counters_teach_nothing_while_other_answers_show_what_they_count() -> None:
+    pool, unseen = Pool(), {"ttft_s": None, "tpot_s": None, "tokens_per_step": None}
+    eagle3, drafts, accepted = pool.backends[-1], 0, 0.0
+    asked = request("code"), request("chat", temperature=1.0)
+    shown, hidden = (pool.policy._delays(each, [eagle3])[0].per_step for each in asked)
+    assert shown > 1.3 * hidden
+    for _ in range(100):
+        drafts, accepted = drafts + 200, accepted + 100 * (shown + hidden - 2.0)
+        eagle3.load = EngineLoad(drafts=drafts, accepted_tokens=int(accepted), at_s=math.inf)
+        pool.send("eagle3", asked[0], per_step=shown)
+        pool.send("eagle3", asked[1], **unseen)
+    assert pool.policy._delays(asked[1], [eagle3])[0].per_step == pytest.approx(hidden, rel=0.03)
 
 
 def test_steps_that_prompts_of_other_gateways_lengthen_are_no_fault_of_a_replica() -> None:
