@@ -42,9 +42,10 @@ def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
     rival = plan.mixed if is_alike else plan.alike
     for one in plan.judged:  # best first
         if one.loss is not None and one.loss.high < 0 and len(one.mix) == len(plan.chosen):
-            start = f"Run {name}: the search found it best. Yet on the windows that it has not seen"
             better = f"{title(one.mix, plan.kinds)} is better, by {shown(one.loss)}"
-            return f"{start} {better}: play more of the trace (--limit)."
+            return (
+                f"Run {name}. Yet on windows that the search has not seen, {better}: play more of the trace (--limit)."
+            )
     if rival is None:
         return f"Run {name}. No mix of several methods was tried."
     other = title(rival, plan.kinds)
