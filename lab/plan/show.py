@@ -42,7 +42,7 @@ def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
     rival = plan.mixed if is_alike else plan.alike
     for one in plan.judged:  # best first
         if one.loss is not None and one.loss.high < 0 and len(one.mix) == len(plan.chosen):
-            better = f"{title(one.mix, plan.kinds)} is better, by {shown(one.loss)}"
+            better = f"{title(one.mix, plan.kinds)} is better, with a loss of {shown(one.loss)}"
             return (
                 f"Run {name}. Yet on windows that the search has not seen, {better}: play more of the trace (--limit)."
             )

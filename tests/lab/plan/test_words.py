@@ -36,7 +36,11 @@ def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Pla
         (ALIKE, Interval(0.1, 0.08, 0.12), "takes 10.0% (8.0% to 12.0%) longer."),
         (ALIKE, Interval(0.1, -0.08, 0.28), "no mix of methods is shown to be better than all replicas alike"),
         (ALIKE, Interval(0.1, -0.08, 0.28), "which may be chance"),
-        (ALIKE, Interval(-0.1, -0.12, -0.08), "has not seen, 1x suffix, 1x eagle3 k=3 is better, by -10.0% (-12.0% to"),
+        (
+            ALIKE,
+            Interval(-0.1, -0.12, -0.08),
+            "has not seen, 1x suffix, 1x eagle3 k=3 is better, with a loss of -10.0% (-12.0% to",
+        ),
         (ALIKE, None, "cannot be compared"),
     ],
 )
@@ -52,7 +56,7 @@ def test_any_other_mix_that_is_better_on_unseen_windows_is_said() -> None:
     plan = _plan(MIXED, Interval(0.1, 0.08, 0.12))
     better = JudgedMix(SUFFIXES, 0.9, 0.1, 0.01, 0.9, Interval(-0.1, -0.12, -0.08), 0.0)
     more = replace(better, mix=(SUFFIX,) * 3)
-    said = "Run 1x suffix, 1x eagle3 k=3. Yet on windows that the search has not seen, 2x suffix is better, by -10.0%"
+    said = "3. Yet on windows that the search has not seen, 2x suffix is better, with a loss of -10.0%"
     assert said in verdict(replace(plan, judged=(plan.judged[0], more, better, plan.judged[1])), PlanObjective())
     assert "a mixed pool is best" in verdict(replace(plan, judged=(*plan.judged, more)), PlanObjective())
 
