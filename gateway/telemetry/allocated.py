@@ -23,8 +23,7 @@ class AllocatedValues(MmapedDict):
         self._in_memory = not _allocated(filename, _FIRST_BYTES)
         if self._in_memory:
             Path(filename).unlink(missing_ok=True)  # an empty file cannot be read
-            filename = _memory(b"")
-        super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
+        super().__init__(_memory(b"") if self._in_memory else filename, read_mode)  # type: ignore[no-untyped-call]
 
     def _init_value(self, key: str) -> None:
         if not self._in_memory and self._used + len(key.encode()) + _MOST_BESIDE_KEY > self._capacity:
@@ -52,11 +51,11 @@ def _allocated(filename: str, size: int) -> bool:
     return True
 
 
-def _memory(content: bytes) -> str:
-    """Return the name of a file in memory, which no other process reads."""
+def _memory(content: bytes) -> int:
+    """Return the descriptor of a file in memory, which no other process reads."""
     descriptor = os.memfd_create("values")
     os.write(descriptor, content)
-    return f"/proc/self/fd/{descriptor}"
+    return descriptor
 
 
 _FIRST_BYTES: Final = 1 << 16

@@ -39,7 +39,7 @@ def test_a_full_disk_stops_no_counting(
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    path = tmp_path / "counter_1.db"
+    path, open_files = tmp_path / "counter_1.db", {*os.listdir("/proc/self/fd")}
     file = None if at_start else AllocatedValues(str(path))
     monkeypatch.setattr(os, "posix_fallocate", full)
     file = file or AllocatedValues(str(path))
@@ -48,4 +48,5 @@ def test_a_full_disk_stops_no_counting(
     assert read(file) == dict.fromkeys(KEYS, 2.0)
     assert path.exists() is not at_start
     file.close()  # type: ignore[no-untyped-call]
+    assert open_files >= {*os.listdir("/proc/self/fd")}
     assert f"{path}: No space left on device; /metrics lacks what this worker counts" in caplog.text
