@@ -21,7 +21,8 @@ _running_loop: Final = asyncio.get_running_loop
 _MOST_DIGITS: Final = 9
 _MOST_ID_BYTES: Final = 256
 _VARYING: Final = re.compile(
-    rb"\r\n(?:content-length:[ \t]*(\d{1,%d})|x-request-id:[ \t]*([ -~]{1,%d}))(?=\r\n)" % (_MOST_DIGITS, _MOST_ID_BYTES),
+    rb"\r\n(?:content-length:[ \t]*(\d{1,%d})|x-request-id:[ \t]*([ -~]{1,%d}))(?=\r\n)"
+    % (_MOST_DIGITS, _MOST_ID_BYTES),
     re.IGNORECASE,
 )
 _MAX_BYTES: Final = 4096  # longer heads are rare, and each connection keeps a pattern
