@@ -119,7 +119,7 @@ class Strike:
 
     request: int
     message: str
-    at_s: float = math.inf  # when it did so, which may be long before another one has served it; infinity: just now
+    at_s: float = math.inf  # when it did so, or fell silent, which may be long ago; infinity: just now
 
 
 @dataclass(frozen=True, slots=True)

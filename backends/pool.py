@@ -245,14 +245,15 @@ class Pool:
         """Probe a replica now, as a request failed there, perhaps by its own fault."""
         self.watch(backend).wake.set()
 
-    def report_timeout(self, backend: Backend, request: int, message: str) -> None:
+    def report_timeout(self, backend: Backend, request: int, message: str, silent_s: float) -> None:
         """Record that a replica did not answer in time; by itself, that is no evidence, as it may be slow.
 
-        It is a strike if the engine has no metrics that could show it at work, or reports no requests.
+        It is a strike if the engine has no metrics that could show it at work, or reports no requests, and if it was
+        silent only since it is in service: the request may have been lost with an earlier engine.
         """
         self.report_failure(backend)
         if not self.watch(backend).is_at_work:
-            self.report(backend, Strike(request, message))
+            self.report(backend, Strike(request, message, at_s=time.monotonic() - silent_s))
 
     def report(self, backend: Backend, evidence: Evidence) -> bool:
         """Apply evidence of a replica's health; return whether its state changed."""

@@ -76,13 +76,27 @@ class CheckedModel(BaseModel):
             settings = handler(data)
         except ValidationError as error:
             raise error_of(cls.__name__, [*issues_of(error, cls), *conflicts]) from None
-        if isinstance(data, Mapping):  # pydantic takes `yes` for 1, and `off` for 0
-            numbers = [name for name in data if type(getattr(settings, str(name), None)) in (int, float)]
-            wrong = "expected a number, not true or false"
-            conflicts += [Issue((name,), wrong) for name in numbers if isinstance(data[name], bool)]
+        conflicts += [Issue(path, "expected a number, not true or false") for path in _mistaken(data, vars(settings))]
         if conflicts:
             raise error_of(cls.__name__, conflicts)
         return settings
+
+
+def _mistaken(given: object, taken: object) -> Iterator[Path]:
+    """Yield where true or false was taken for a number: pydantic takes `yes` for 1, and `off` for 0."""
+    if isinstance(given, bool):
+        if type(taken) in (int, float):
+            yield ()
+        return
+    if isinstance(given, Mapping) and isinstance(taken, Mapping):
+        pairs = [(key, given[key], taken[key]) for key in given if key in taken]
+    elif isinstance(given, list) and isinstance(taken, list | tuple):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(given, taken, strict=False))]
+    else:
+        return
+    for key, one, other in pairs:
+        for path in _mistaken(one, other):
+            yield (key, *path)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -93,7 +93,7 @@ REVIEWED = {
     "gateway/state/sqlite.py:open_file": THREAD,
     "gateway/telemetry/allocated.py:AllocatedValues.__init__": OWN,
     "gateway/telemetry/allocated.py:AllocatedValues._init_value": "in memory",
-    "gateway/telemetry/allocated.py:_allocated": OWN,
+    "gateway/telemetry/allocated.py:AllocatedValues._allocate": OWN,
     "gateway/telemetry/registry.py:_catalogue": PACKAGE,
     "policies/rules/rule.py:default_rules": PACKAGE,
 }

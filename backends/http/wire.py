@@ -21,7 +21,7 @@ _running_loop: Final = asyncio.get_running_loop
 _MOST_DIGITS: Final = 9
 _MOST_ID_BYTES: Final = 256
 _VARYING: Final = re.compile(
-    rb"\r\n(?:(content-length)|(x-request-id)):[ \t]*((?(1)\d{1,%d}|[ -~]{1,%d}))(?=\r\n)"
+    rb"\r\n(?:content-length:[ \t]*(\d{1,%d})|x-request-id:[ \t]*([ -~]{1,%d}))(?=\r\n)"
     % (_MOST_DIGITS, _MOST_ID_BYTES),
     re.IGNORECASE,
 )
@@ -79,13 +79,16 @@ def pattern_of(data: bytes, *, id_varies: bool = False) -> HeadPattern | None:
     if end < 0:
         return None
     head = data[: end + 4]
-    values = [value for value in _VARYING.finditer(head) if value[1] or id_varies]
-    lengths = [int(value[3]) for value in values if value[1]]
+    found = [match for match in _VARYING.finditer(head) if match[1] or id_varies]
+    lengths = [int(match[1]) for match in found if match[1]]
     if len(lengths) != 1:
         return None
-    ends = [value.start(3) for value in values[1:]] + [len(head)]
-    varying = [(value[1] is not None, head[value.end(3) : after]) for value, after in zip(values, ends, strict=True)]
-    return HeadPattern(head[: values[0].start(3)], varying, lengths[0])
+    spans = [match.span(1 if match[1] else 2) for match in found]
+    next_begin = [begin for begin, _ in spans[1:]] + [len(head)]
+    varying = [
+        (match[1] is not None, head[end:begin]) for match, (_, end), begin in zip(found, spans, next_begin, strict=True)
+    ]
+    return HeadPattern(head[: spans[0][0]], varying, lengths[0])
 
 
 class WriteBatch:

@@ -123,7 +123,7 @@ class ServerConnection(Connection):
         if self.reply is None or self._reader.is_reading_body:  # no complete request is being answered
             self._refuse(503, "The server holds too many unfinished requests. Send the request again.")
         else:
-            self.abort()
+            self.reset()
 
     def follow_limits(self) -> None:
         """Bound the next request by the current limits, and ask the service about it even if its head is known."""
@@ -145,7 +145,7 @@ class ServerConnection(Connection):
                 self.reset()
         elif self.is_closing:
             if taken_s > _LINGER_S + limits.stall_s:
-                transport.abort()
+                self.reset()
             elif taken_s > _LINGER_S:
                 server.close(transport)
         elif reader.is_reading_body:

@@ -103,7 +103,7 @@ class Failover:
             delivery, model = self._exchange.delivery, self._exchange.routed.model.name
             self._exchange.end_with_error(answerable(error, delivery.request_id, model))
             return Step.FAIL
-        self._report(verdict, backend, failure)
+        self._report(verdict, attempt, failure)
         return verdict.step
 
     def served(self) -> None:
@@ -181,8 +181,9 @@ class Failover:
         if queue is not None:
             queue.dispatch()
 
-    def _report(self, verdict: Verdict, backend: Backend, failure: Failure) -> None:
+    def _report(self, verdict: Verdict, attempt: Attempt, failure: Failure) -> None:
         """Report the failure to the pool, by the verdict and the rule for its kind."""
+        backend = attempt.upstream.backend
         exchange, pool, report = self._exchange, self._exchange.relay.pool, RULES[failure.kind].report
         if verdict.blame is Blame.NOW:
             pool.report(backend, Strike(fingerprint(exchange), failure.message))
@@ -191,6 +192,7 @@ class Failover:
         if report is Notice.UNREACHABLE:
             pool.report(backend, Unreachable(failure.message))
         elif report is Notice.TIMEOUT and exchange.delivery.endpoint is not _OTHER:
-            pool.report_timeout(backend, fingerprint(exchange), failure.message)
+            silent_s = time.perf_counter() - attempt.last_read_s
+            pool.report_timeout(backend, fingerprint(exchange), failure.message, silent_s)
         elif report is not Notice.NOTHING:
             pool.report_failure(backend)

@@ -20,19 +20,30 @@ class AllocatedValues(MmapedDict):
     """
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
-        self._in_memory = not _allocated(filename, _FIRST_BYTES)
+        self._fname = filename
+        self._in_memory = not self._allocate(filename, _FIRST_BYTES)
         if self._in_memory:
             Path(filename).unlink(missing_ok=True)  # an empty file cannot be read
-            filename = _memory(b"")
-        super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
+        super().__init__(_memory(b"") if self._in_memory else filename, read_mode)  # type: ignore[no-untyped-call]
 
     def _init_value(self, key: str) -> None:
         if not self._in_memory and self._used + len(key.encode()) + _MOST_BESIDE_KEY > self._capacity:
-            self._in_memory = not _allocated(self._fname, 2 * self._capacity)
+            self._in_memory = not self._allocate(self._f.fileno(), 2 * self._capacity)
             if self._in_memory:
                 self._f.close()
                 self._f = open(_memory(self._m[:]), "a+b")  # noqa: SIM115 -- `close` closes it
         super()._init_value(key)  # type: ignore[no-untyped-call]
+
+    def _allocate(self, file: str | int, size: int) -> bool:
+        """Return whether a file, by its name or descriptor, has blocks for `size` bytes now; log why it has not."""
+        try:
+            with open(file, "ab", closefd=isinstance(file, str)) as opened:
+                os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError as error:
+            text = "%s: %s; /metrics lacks what this worker counts there from now on, until a restart"
+            logger.warning(text, self._fname, error.strerror)
+            return False
+        return True
 
 
 def allocate_shared_values() -> None:
@@ -40,23 +51,11 @@ def allocate_shared_values() -> None:
     values.MmapedDict = AllocatedValues  # type: ignore[attr-defined]
 
 
-def _allocated(filename: str, size: int) -> bool:
-    """Return whether a file has blocks for `size` bytes now; log why it has not."""
-    try:
-        with open(filename, "ab") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        text = "%s: %s; /metrics lacks what this worker counts there from now on, until a restart"
-        logger.warning(text, filename, error.strerror)
-        return False
-    return True
-
-
-def _memory(content: bytes) -> str:
-    """Return the name of a file in memory, which no other process reads."""
+def _memory(content: bytes) -> int:
+    """Return the descriptor of a file in memory, which no other process reads."""
     descriptor = os.memfd_create("values")
     os.write(descriptor, content)
-    return f"/proc/self/fd/{descriptor}"
+    return descriptor
 
 
 _FIRST_BYTES: Final = 1 << 16

@@ -272,8 +272,18 @@ def test_time_outs_count_if_no_metrics_show_the_engine_at_work() -> None:
         pool, (backend, _) = unprobed("a", "b")
         backend.engine.metrics = engine
         for request in range(3):
-            pool.report_timeout(backend, request, "sent nothing")
+            pool.report_timeout(backend, request, "sent nothing", 0.0)
         assert backend.health.state is state
+
+
+def test_a_request_that_was_lost_with_an_earlier_engine_is_no_evidence_against_the_next() -> None:
+    pool, (backend, _) = unprobed("a", "b")
+    pool.report(backend, Ejected(1e-9, "failed"))
+    pool.report(backend, Probed())
+    pool.report_timeout(backend, 1, "sent nothing", 60.0)
+    assert backend.health.state is State.RECOVERING
+    pool.report_timeout(backend, 1, "sent nothing", 0.0)
+    assert backend.health.state is State.EJECTED
 
 
 def test_a_replica_that_recovers_is_up_as_soon_as_no_other_is() -> None:

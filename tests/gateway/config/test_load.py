@@ -346,6 +346,14 @@ class TestErrors:
             pytest.param("a: " + "[" * 5000, "1:1: nested too deep", marks=pytest.mark.slow),
             ("server: {drain_s: off}\n", "1:19: server.drain_s: expected a number, not true or false"),
             ("server: {max_in_flight: yes}\n", "1:25: server.max_in_flight: expected a number, not true or false"),
+            (
+                "models: {m: {compare: {depths: [1, yes]}}}\n",
+                "1:36: models.m.compare.depths[1]: expected a number, not true or false",
+            ),
+            (
+                "models: {m: {policy: {name: thresholds, rules: [{name: a, weights: {ngram: on}}]}}}\n",
+                "1:76: models.m.policy.rules[0].weights.ngram: expected a number, not true or false",
+            ),
             ("server: {max_body_mib: 300}\n", "1:1: server.max_unfinished_mib: less than max_body_mib, 300"),
         ],
     )

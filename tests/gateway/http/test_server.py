@@ -163,16 +163,26 @@ async def begun(served: Served, header: bytes = b"", limit: int = 2**16) -> asyn
     return reader
 
 
-async def test_an_answer_that_breaks_off_does_not_look_complete_in_http_1_0() -> None:
+@pytest.mark.parametrize("ending", ["aborted", "shed", "not received"])
+async def test_an_answer_that_breaks_off_does_not_look_complete_in_http_1_0(ending: str) -> None:
     service = Streaming()
     async with serving(service, LIMITS) as served:
         reader, writer = await served.connect()
         writer.write(b"GET /a HTTP/1.0\r\n\r\n")
         await eventually(lambda: service.handled)
         service.handled[0].data(b"half")
+        (connection,) = cast("set[ServerConnection]", served.http.connections)
         async with asyncio.timeout(TIMEOUT_S):
             assert (await reader.readuntil(b"half")).startswith(b"HTTP/1.1 200")
-            service.handled[0].abort()
+            if ending == "aborted":
+                service.handled[0].abort()
+            elif ending == "shed":
+                connection.shed()
+            else:
+                connection._transport.set_write_buffer_limits(high=1 << 30)  # the rest makes no client slow
+                service.handled[0].data(b"x" * 20_000_000)
+                service.handled[0].end()
+                connection.check(time.monotonic() + 1000.0)
             with pytest.raises(ConnectionResetError):
                 await reader.read()
 

@@ -32,6 +32,17 @@ def test_each_page_of_a_file_has_its_block(tmp_path: Path) -> None:
     file.close()  # type: ignore[no-untyped-call]
 
 
+def test_a_file_that_somebody_removed_has_its_blocks_too(tmp_path: Path) -> None:
+    path = tmp_path / "counter_1.db"
+    file = AllocatedValues(str(path))
+    path.unlink()
+    written(file, KEYS, 1.0)
+    status = os.fstat(file._f.fileno())
+    assert status.st_blocks * 512 >= status.st_size > 0
+    assert not path.exists()
+    file.close()  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("at_start", [True, False])
 def test_a_full_disk_stops_no_counting(
     at_start: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -39,7 +50,7 @@ def test_a_full_disk_stops_no_counting(
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    path = tmp_path / "counter_1.db"
+    path, open_files = tmp_path / "counter_1.db", {*os.listdir("/proc/self/fd")}
     file = None if at_start else AllocatedValues(str(path))
     monkeypatch.setattr(os, "posix_fallocate", full)
     file = file or AllocatedValues(str(path))
@@ -48,4 +59,5 @@ def test_a_full_disk_stops_no_counting(
     assert read(file) == dict.fromkeys(KEYS, 2.0)
     assert path.exists() is not at_start
     file.close()  # type: ignore[no-untyped-call]
+    assert open_files >= {*os.listdir("/proc/self/fd")}
     assert f"{path}: No space left on device; /metrics lacks what this worker counts" in caplog.text
