@@ -117,7 +117,7 @@ class Delay(Work):
         self.cached_tokens = cached = replica.prefixes.cached_tokens(request, ask.holders) if ask.holders else 0.0
         new = max(1.0, request.prompt_tokens - cached)
         self.prompt_work = weighed(new, request.prompt_tokens - new, ask.attention)
-        self.prefill_s = prefill_s = slow * replica.prompt_token_s(per_prompt_s) * self.prompt_work
+        self.prefill_s = prefill_s = slow * replica.prompts.token_s(per_prompt_s) * self.prompt_work
         wait_s = replica.prefill_left_s(now_s) if requests else 0.0
         delayed = requests + ask.coming_per_s * (wait_s + prefill_s)
         if evicted := replica.prefixes.recomputed(new, now_s):  # later prompts whose prefixes it evicts

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from backends.draft_schedule import DraftSchedule
+from policies.learned.prior import StepCost
 
 Place = tuple[int, float]
 """A k between two levels of a `Depth`: the index of the lower one, and the share of the upper one."""
@@ -67,6 +68,13 @@ def between(values: Sequence[float], place: Place) -> float:
     lower, share = place
     low = values[lower]
     return low + share * (values[lower + 1] - low)
+
+
+def mixed(costs: Sequence[StepCost], place: Place) -> StepCost:
+    """Return the cost of a step at a place, given those of all levels."""
+    lower, share = place
+    pairs: Any = zip(costs[lower], costs[lower + 1], strict=True)
+    return StepCost(*[low + share * (high - low) for low, high in pairs])
 
 
 SPREAD: Final = 1.0

@@ -197,7 +197,7 @@ class Lessons:
             work = delay.prompt_work
             if cached is not None:
                 work = weighed(outcome.prompt_tokens - cached, cached, self._known.attention)
-            replica.learn_prompt(outcome.ttft_s - joined_s - waited_s, work)
+            replica.prompts.learn(outcome.ttft_s - joined_s - waited_s, work, replica.priors[-1].per_prompt_token_s)
         if cached is not None:
             replica.prefixes.learn(delay.cached_tokens, cached)
         if replica.prefixes.goes_by is not ESTIMATE:  # evictions depend on when its use ended

@@ -138,7 +138,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if change is EngineChange.RELOAD or (change is EngineChange.RESTART and self.known.is_slow(backend)):
             self.statistics.forget(STEPS, backend)
             if replica is not None:
-                replica.forget_prompts()
+                replica.prompts.forget()
         if change is EngineChange.RELOAD and replica is not None:
             self.statistics.forget(PER_STEP, replica.own)
 
@@ -147,7 +147,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if (replica := self.known.replicas.get(backend)) is not None and lengths:
             now_s, cached = self.clock(), replica.prefixes.known_tokens(prefixes, lengths)
             work = weighed(lengths[-1] - cached, cached, self.known.attention)
-            replica.hear(replica.prompt_token_s(replica.cost(replica.requests).per_prompt_token_s) * work, now_s)
+            replica.hear(replica.prompts.token_s(replica.cost(replica.requests).per_prompt_token_s) * work, now_s)
             replica.prefixes.remember(prefixes, lengths, now_s)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from backends.backend import Candidate, EngineLoad
 from backends.calibration.parameters import ASYNCHRONOUS
 from backends.draft_schedule import effective_k
 from policies.arm import arm_of
-from policies.learned.depth import Place, between, depth_of
+from policies.learned.depth import Place, between, depth_of, mixed
 from policies.learned.prefix_memory import BackendPrefixes
 from policies.learned.prior import StepCost, Text, adaptive_schedule, expected_of, expected_step
 from policies.learned.shadow_drafting import SHADOWED
@@ -41,6 +41,39 @@ class Work:
     mark: tuple[float, float, float, float, float]  # the load's integrals when it was sent
 
 
+class PromptTimes:
+    """The seconds per prompt token of a replica, from the times of long prompts."""
+
+    def __init__(self) -> None:
+        self._count = self._mean_log = 0.0
+        self._mixed_s = 0.0, 0.0  # seconds fitted to step times, and combined with those of prompts
+
+    def token_s(self, fitted_s: float) -> float:
+        """Return the seconds per prompt token: the value fitted to step times counts as one prompt."""
+        if not self._count:
+            return fitted_s
+        if fitted_s != self._mixed_s[0]:
+            log = math.log(max(1e-9, fitted_s))
+            self._mixed_s = fitted_s, math.exp((log + self._count * self._mean_log) / (1.0 + self._count))
+        return self._mixed_s[1]
+
+    def learn(self, seconds: float, work: float, prior_s: float) -> None:
+        """Learn from the time of a prompt, if it is long; clip errors at a factor of three."""
+        expected_s = work * prior_s
+        if work < _LONG_PROMPT or not _LEAST_RATIO * expected_s <= seconds <= _MOST_RATIO * expected_s:
+            return
+        error = math.log(seconds / work) - self._mean_log
+        if self._count:
+            error = min(max(error, -_MOST_ERROR), _MOST_ERROR)
+        self._count = min(_MOST_PROMPTS, self._count + 1.0)
+        self._mean_log += error / self._count
+        self._mixed_s = 0.0, 0.0
+
+    def forget(self) -> None:
+        """Drop what was learned."""
+        self._count = self._mean_log = 0.0
+
+
 class KnownReplica:
     """What is known about a replica."""
 
@@ -67,8 +100,7 @@ class KnownReplica:
         self.drafts = self._counted = 0, 0
         self.shown = 0.0  # share of its recent answers that show their tokens per step
         self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
-        self._prompt_log = self._prompts = 0.0
-        self._prompt_s = 0.0, 0.0  # fitted seconds per prompt token, and combined with measured prompts
+        self.prompts = PromptTimes()
         self.sent = self.requests = 0
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
         self._beyond: dict[int, Work] = {}  # of requests that may exceed the limit, by `id`
@@ -87,38 +119,12 @@ class KnownReplica:
 
     def cost(self, batch: float) -> StepCost:
         """Return the cost of a step of a batch."""
-        return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
-
-    def prompt_token_s(self, fitted_s: float) -> float:
-        """Return the seconds per prompt token: the value fitted to step times counts as one prompt."""
-        if not self._prompts:
-            return fitted_s
-        if fitted_s != self._prompt_s[0]:
-            log = math.log(max(1e-9, fitted_s))
-            mean = math.exp((log + self._prompts * self._prompt_log) / (1.0 + self._prompts))
-            self._prompt_s = fitted_s, mean
-        return self._prompt_s[1]
-
-    def learn_prompt(self, seconds: float, work: float) -> None:
-        """Learn from the time of a long prompt; clip errors at a factor of three."""
-        expected_s = work * self.priors[-1].per_prompt_token_s
-        if work < _LONG_PROMPT or not _LEAST_RATIO * expected_s <= seconds <= _MOST_RATIO * expected_s:
-            return
-        error = math.log(seconds / work) - self._prompt_log
-        if self._prompts:
-            error = min(max(error, -_MOST_ERROR), _MOST_ERROR)
-        self._prompts = min(_MOST_PROMPTS, self._prompts + 1.0)
-        self._prompt_log += error / self._prompts
-        self._prompt_s = 0.0, 0.0
-
-    def forget_prompts(self) -> None:
-        """Drop what was learned from the times of long prompts."""
-        self._prompt_log = self._prompts = 0.0
+        return self.costs[0] if self.depth is None else mixed(self.costs, self.depth.place(batch))
 
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
         """Return what a mean step under a load adds to the sums, None if implausible, and its expected time."""
-        prior = self._prior if place is None else numbers(_mixed(self.priors, place))
-        cost = self.seconds if place is None else numbers(_mixed(self.costs, place))
+        prior = self._prior if place is None else numbers(mixed(self.priors, place))
+        cost = self.seconds if place is None else numbers(mixed(self.costs, place))
         base, requests, context, prompts = terms(prior, load)
         prior_s, expected_s = base + requests + context + prompts, _sum(terms(cost, load))
         if not _LEAST_RATIO * prior_s <= step_s <= _MOST_RATIO * prior_s:
@@ -371,12 +377,6 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
         rest = sum(matrix[row][column] * right[column] for column in range(row + 1, size))
         right[row] = (right[row] - rest) / matrix[row][row]
     return right
-
-
-def _mixed(costs: Sequence[StepCost], place: Place) -> StepCost:
-    lower, share = place
-    pairs: Any = zip(costs[lower], costs[lower + 1], strict=True)
-    return StepCost(*[low + share * (high - low) for low, high in pairs])
 
 
 _MET: Final = 16

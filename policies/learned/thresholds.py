@@ -251,7 +251,7 @@ def _work(known: Known, replica: KnownReplica, kind: tuple[str, str], batch: flo
     groups: Groups = ((), kind[:1], kind)
     per_step = replica.per_step(by_k, known.per_step.mean(replica.arm, groups), batch)
     cost = replica.cost(batch)
-    prefill_s = replica.prompt_token_s(cost.per_prompt_token_s) * weighed(prompt, 0.0, known.attention)
+    prefill_s = replica.prompts.token_s(cost.per_prompt_token_s) * weighed(prompt, 0.0, known.attention)
     return tokens / per_step, cost.per_request_s + cost.per_context_token_s * context, prefill_s
 
 
