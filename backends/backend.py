@@ -74,7 +74,7 @@ class Candidate:
     load: EngineLoad  # the load that the engine last reported
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a replica equals itself alone: a search in a list compares no fields
 class Backend(Candidate):
     """A replica: its fixed configuration, and its state, which the pool updates.
 
