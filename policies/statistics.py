@@ -128,7 +128,7 @@ class Statistics:
         self.told += 1
 
     def forget(self, table: Table, first: str) -> None:
-        """Drop own sums, and ignore those of others up to now, in the buckets whose keys begin with a part.
+        """Drop own sums, and ignore those of others up to now, in the buckets whose keys begin with `first`.
 
         Others drop their own, but processes that have ended cannot.
         """

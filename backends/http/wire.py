@@ -83,12 +83,14 @@ def pattern_of(data: bytes, *, id_varies: bool = False) -> HeadPattern | None:
     lengths = [int(match[1]) for match in found if match[1]]
     if len(lengths) != 1:
         return None
-    spans = [match.span(1 if match[1] else 2) for match in found]
-    next_begin = [begin for begin, _ in spans[1:]] + [len(head)]
-    varying = [
-        (match[1] is not None, head[end:begin]) for match, (_, end), begin in zip(found, spans, next_begin, strict=True)
-    ]
-    return HeadPattern(head[: spans[0][0]], varying, lengths[0])
+    varying: list[tuple[bool, bytes]] = []
+    rest = head
+    for match in reversed(found):
+        is_length = match[1] is not None
+        begin, end = match.span(1 if is_length else 2)
+        varying.insert(0, (is_length, rest[end:]))
+        rest = head[:begin]
+    return HeadPattern(rest, varying, lengths[0])
 
 
 class WriteBatch:

@@ -98,7 +98,7 @@ class Peers:
         self._ids: dict[str, str] = {}  # of replicas, by URL
         self._answered: dict[str, tuple[float, float]] = {}  # tokens and steps from all peers so far, by replica
         self._draining: dict[str, Draining] = {}
-        self._responses: deque[tuple[float, str, Home]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
+        self._responses: deque[tuple[float, str, Home]] = deque(maxlen=_MOST_RESPONSES)  # time, id, home
         self._response_count = 0
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
 

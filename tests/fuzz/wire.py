@@ -63,7 +63,7 @@ class MemoryTransport:
         protocol.connection_made(self)
 
     def deliver(self, pieces: list[bytes]) -> None:
-        """Have the protocol read pieces, unless it closes or pauses reading."""
+        """Feed pieces to the protocol until it closes or pauses reading."""
         self.unread.extend(pieces)
         while self.unread and not (self._paused or self._closing):
             self._protocol.data_received(self.unread.popleft())

@@ -126,7 +126,7 @@ class Stage:
 
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """Have an engine refuse connections for a time, and end those that there are."""
+        """Close an engine's connections, and refuse new ones for a time."""
         self._run(self.engines[name].die())
         try:
             yield
@@ -134,7 +134,7 @@ class Stage:
             self._run(self.engines[name].come_back())
 
     def tell_engines(self) -> None:
-        """Have engines answer the requests that wait for it."""
+        """Let engines answer the requests that are on hold."""
 
         async def tell() -> None:
             TOLD.set()

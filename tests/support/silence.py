@@ -10,7 +10,7 @@ KIND = "ngram:5", "", "0/0"
 
 
 def silence(detector: Detector[Any], backend: str) -> None:
-    """Have a backend answer with one token per step where two are expected, which others have for this kind."""
+    """Let a backend answer with one token per step where two are expected, as other backends give for this kind."""
     for _ in range(int(KNOWN)):
         detector.observe_drafts("another", KIND, 2.0, 2.0, None, (0, 0), None, 0.0)
     answers = 0

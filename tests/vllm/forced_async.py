@@ -18,7 +18,7 @@ TOKENS = 100
 
 @contextmanager
 def forced_async() -> Iterator[None]:
-    """Have the platform leave asynchronous scheduling on."""
+    """Keep the platform from turning asynchronous scheduling off."""
     checked = CpuPlatform.check_and_update_config
 
     def forced(config: Any) -> None:

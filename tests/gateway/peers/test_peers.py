@@ -35,7 +35,7 @@ class Clock:
 
 
 def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -> None:
-    """Have processes exchange their reports; the clock goes on with each round."""
+    """Exchange the reports of processes; each round advances the clock."""
     for _ in range(rounds):
         clock: Any = processes[0].peers._clock
         clock.now_s += passed_s

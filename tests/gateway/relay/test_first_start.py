@@ -18,7 +18,7 @@ def starting(*names: str, state: State = State.STARTING) -> Relay:
 
 
 def up(relay: Relay, name: str) -> None:
-    """Have a replica be up."""
+    """Mark a replica as up."""
     relay.backends[name].health = Health(State.UP)
     relay.context.ready(relay.backends[name])
 

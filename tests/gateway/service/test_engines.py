@@ -98,7 +98,7 @@ async def of_another_key(wire: Wire) -> None:
 
 
 def become(upstream: Upstream, what: str) -> None:
-    """Have another engine answer at the address."""
+    """Replace the engine at the address."""
     if what == "model":
         upstream.model, upstream.behaviour = "other", of_another_model
     else:

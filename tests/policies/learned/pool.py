@@ -49,7 +49,7 @@ class Pool:
         self.policy.observe(outcome)
 
     def teach(self, asked: RequestFeatures, times: int = 40, **per_step: float) -> None:
-        """Have each replica answer some requests, with so many tokens per step and a tenth more or less."""
+        """Send requests to each replica, answered with these tokens per step, give or take a tenth."""
         for _ in range(times):
             for backend in self.backends:
                 usual = per_step.get(backend.name, 1.0)

@@ -52,7 +52,7 @@ class _Pool:
         self.policy.observe(replace(outcome, e2e_s=e2e_s, tokens_per_step=per_step, tpot_s=0.01 / per_step))
 
     def answer(self, per_step: float, times: int) -> None:
-        """Have short requests of a second, one after the other, answered by `e`."""
+        """Send short requests of a second to `e`, one after the other."""
         for _ in range(times):
             one = self.send(SHORT, "e")
             self.now_s += 1.0

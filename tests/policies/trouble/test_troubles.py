@@ -110,7 +110,7 @@ def test_what_goes_wrong_everywhere_is_no_trouble(base: float) -> None:
 
 
 def asked_by(world: World, client: str, problems: list[str], at: Backend, number: int = 60) -> None:
-    """Have a client ask a backend for JSON, with these outcomes in turn, and have all others be served well there."""
+    """Send a client's requests for JSON to a backend, with these outcomes in turn; all other requests succeed there."""
     for index in range(number):
         world.troubles.observe(asking("json_object", client), at, problems[index % len(problems)], 2.0)
         for other in ("x", "y"):

@@ -14,7 +14,7 @@ from tests.gateway.rooms.compare.support import with_state
 
 @pytest.fixture(autouse=True)
 def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have comparisons judged at each tick."""
+    """Judge comparisons at each tick."""
     monkeypatch.setattr(room, "_JUDGE_S", 0.0)
 
 

@@ -15,7 +15,7 @@ HISTORY, SNAPSHOT = "/admin/dashboard/history", "/admin/dashboard/snapshot"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have snapshots and points made without long pauses."""
+    """Shorten the pauses between snapshots and between points."""
     monkeypatch.setattr(dashboard, "SNAPSHOT_S", 0.0)
     monkeypatch.setattr(dashboard, "POINT_S", 0.1)
 

@@ -31,7 +31,7 @@ SERIES = ("gateway_pool_saturation", "gateway_replicas_needed", "gateway_fleet_r
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an hour of traffic in some seconds."""
+    """Play an hour of traffic in a few seconds."""
     monkeypatch.setattr(room, "_MINUTE_S", 0.1)
     monkeypatch.setattr(model, "HOUR_MINUTES", 8)
 
